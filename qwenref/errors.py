@@ -1,0 +1,68 @@
+"""Every exception and warning the package raises.
+
+A message says what, where, found, expected, and what to do: the first line stands alone, further lines are indented.
+"""
+
+
+class QwenrefError(Exception):
+    """Root of all errors of this package; catch this one to catch them all.
+
+    `code` is a short stable name for programs; the message is for people.
+    """
+
+    code = "error"
+
+
+class ConfigError(QwenrefError, ValueError):
+    """A configuration that is unreadable, incomplete, contradictory, or of another architecture."""
+
+    code = "config"
+
+
+class CheckpointError(QwenrefError):
+    """Weights that cannot be opened, or that do not fit the model one to one."""
+
+    code = "checkpoint"
+
+
+class ShapeError(QwenrefError, ValueError):
+    """An array whose dimensions do not fit the others of a call."""
+
+    code = "shape"
+
+
+class DTypeError(QwenrefError, TypeError):
+    """An array of an element type the operation does not take."""
+
+    code = "dtype"
+
+
+class InputError(QwenrefError, ValueError):
+    """A value a model cannot take: token ids, masks, positions, options."""
+
+    code = "input"
+
+
+class CapabilityMissing(QwenrefError):
+    """Something this machine, installation, checkpoint or engine cannot do."""
+
+    code = "capability"
+
+
+class HookError(QwenrefError, RuntimeError):
+    """A hook or edit that returned what its place cannot use."""
+
+    code = "hook"
+
+
+class QwenrefWarning(UserWarning):
+    """Something to know about that did not stop the work."""
+
+
+def compose(first, *, found=None, expected=None, do=None):
+    """The message form of this package: one line that stands alone, then indented details."""
+    lines = [first]
+    for label, text in (("found", found), ("expected", expected), ("do", do)):
+        if text is not None:
+            lines.append(f"    {label:<8} " + str(text).replace("\n", "\n" + " " * 13))
+    return "\n".join(lines)

@@ -1,0 +1,12 @@
+"""Test set-up shared by all files: which qwenref is tested."""
+
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# `python -m pytest` puts the source folder on sys.path, where qwenref/ without its compiled part would hide the
+# installed package. Unless the extension was built in place, test what is installed.
+if not any((ROOT / "qwenref" / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
