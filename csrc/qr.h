@@ -78,7 +78,7 @@ typedef struct qr_call {
     int64_t dim['Z' - '#' + 1]; /* value of each letter of the signature, '*' being the product of the leading ones */
     int threads;
     void *pool;
-    void (*parallel)(void *pool, int64_t n, int64_t grain, qr_range work, void *context);
+    void (*parallel)(void *pool, int threads, int64_t n, int64_t grain, qr_range work, void *context);
     qr_error *error;
 } qr_call;
 
@@ -92,7 +92,7 @@ static inline void qr_parallel(qr_call *call, int64_t n, int64_t grain, qr_range
     if (call->threads <= 1 || call->parallel == NULL || n <= grain)
         work(context, 0, n, 0);
     else
-        call->parallel(call->pool, n, grain, work, context);
+        call->parallel(call->pool, call->threads, n, grain, work, context);
 }
 
 /* One op: its name, its signature (the checker, allocator and documentation at once), one line of what it computes. */
