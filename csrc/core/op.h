@@ -2,7 +2,7 @@
 #ifndef QR_OP_H
 #define QR_OP_H
 
-#include "../qr.h"
+#include "dtype.h"
 
 /* "rms_norm(x[*,D]:f, w[D]:v, eps=1e-6) -> y[*,D]:f"
  *   f  float32 activation, contiguous          s  float32, last dimension contiguous, other strides free (caches)
@@ -49,7 +49,5 @@ int qr_bind_output(const qr_signature *signature, const qr_param *param, const q
 
 /* "x[*,D]" as text, for messages. Returns `buffer`. */
 const char *qr_param_text(const qr_param *param, char *buffer, size_t size);
-const char *qr_dtype_name(qr_dtype dtype);
-size_t qr_dtype_size(qr_dtype dtype);
 
 #endif
