@@ -1,0 +1,404 @@
+"""Every op in NumPy float64, written from the mathematics: the definition, the test oracle and the fp64 backend.
+
+Nothing here may look at the C kernels or share a line with them, trade clarity for speed, or round below float64.
+Inputs of any float dtype are widened exactly; inf and NaN travel silently, as they do in C.
+"""
+
+import functools
+import inspect
+import re
+
+import numpy as np
+
+from .errors import DTypeError, InputError, ShapeError, compose
+
+_WIDENED_AT_ONCE = 1 << 22  # elements of a weight matrix held in float64 at a time, 32 MiB
+
+
+def op(signature):
+    """Give a formula its shapes: arrays arrive checked, as fresh float64, `:i` as int64, `:w` in their stored dtype.
+
+    The language is that of the C ops: letters unify, `*` is any run of dimensions, `?` may be left out.
+    """
+    inputs = re.findall(r"(\w+)\[([^]]*)\](?::(\w))?(\??)", signature.split("->")[0])
+
+    def decorate(formula):
+        parameters = inspect.signature(formula)
+
+        @functools.wraps(formula)
+        def checked(*args, **kwargs):
+            call, known = parameters.bind(*args, **kwargs), {}
+            for name, dims, kind, optional in inputs:
+                value = call.arguments.get(name)
+                if value is not None or not optional:
+                    where = f"{formula.__name__}: {name}"
+                    call.arguments[name] = _as_kind(where, value, kind)
+                    _unify(where, call.arguments[name].shape, dims, known)
+            with np.errstate(all="ignore"):
+                return formula(*call.args, **call.kwargs)
+
+        checked.signature = signature
+        return checked
+
+    return decorate
+
+
+def _as_kind(where, value, kind):
+    array = np.asarray(value)
+    integers, numbers = array.dtype.kind in "iu", array.dtype.kind in "iufV"  # V: bfloat16
+    if not numbers or integers != (kind == "i"):
+        expected = "integers" if kind == "i" else "floating point"
+        raise DTypeError(compose(f"{where} has the wrong dtype", found=array.dtype, expected=expected))
+    return array if kind == "w" else array.astype(np.int64 if kind == "i" else np.float64)
+
+
+def _unify(where, shape, dims, known):
+    """Match one shape with its letters; `known` carries what earlier arrays of the call said."""
+    letters, sizes = dims.split(","), list(shape)
+    if "*" in letters and len(sizes) >= len(letters) - 1:
+        at, run = letters.index("*"), len(sizes) - len(letters) + 1
+        sizes[at : at + run] = [tuple(sizes[at : at + run])]
+    detail = {"found": list(shape), "expected": f"[{dims}]"}
+    if len(letters) != len(sizes):
+        raise ShapeError(compose(f"{where} has the wrong number of dimensions", **detail))
+    for letter, size in zip(letters, sizes, strict=True):
+        base, less = re.fullmatch(r"(\w|\*)(?:-(\d+))?", letter).groups()
+        if less:
+            expected = known[base] - int(less)
+        else:
+            expected = int(base) if base.isdigit() else known.setdefault(base, size)
+        if size != expected:
+            raise ShapeError(compose(f"{where} has {letter}={size}, expected {expected}", **detail))
+
+
+def _answer(y, extra, wanted):
+    """y, and behind it an optional output when it was asked for: into the caller's array if that was given."""
+    if isinstance(wanted, np.ndarray):
+        wanted[...] = extra
+        return y, wanted
+    return (y, extra) if wanted else y
+
+
+# ---------------------------------------------------------------------------------------------- linear maps
+
+
+@op("embedding(ids[*]:i, w[V,H]:w) -> y[*,H]")
+def embedding(ids, w):
+    """y = w[ids]"""
+    bad = np.argwhere((ids < 0) | (ids >= len(w)))
+    if len(bad):
+        at = tuple(bad[0].tolist())
+        first = f"embedding: ids{list(at) if at else ''} is {ids[at]:,}; w has {len(w):,} rows"
+        found, expected = f"{len(bad):,} of {ids.size:,} ids out of range", f"0 <= id < {len(w):,}"
+        raise InputError(compose(first, found=found, expected=expected))
+    return w[ids].astype(np.float64)
+
+
+@op("linear(x[*,I], w[O,I]:w, b[O]?) -> y[*,O]")
+def linear(x, w, b=None):
+    """y = x w^T + b, w widened in blocks of rows: a 248320 x 5120 head would be 10 GB at once."""
+    O, I = w.shape
+    y = np.empty((*x.shape[:-1], O))
+    rows = max(1, _WIDENED_AT_ONCE // max(1, I))
+    for o in range(0, O, rows):
+        y[..., o : o + rows] = x @ w[o : o + rows].astype(np.float64).T
+    return y if b is None else y + b
+
+
+@op("linear_blas(x[*,I], w[O,I]:w, b[O]?) -> y[*,O]")
+def linear_blas(x, w, b=None):
+    """y = x w^T + b: what differs in C is only the order of the sum."""
+    return linear(x, w, b)
+
+
+# ---------------------------------------------------------------------------------------------- norms
+
+
+@op("rms_norm(x[*,D], w[D], eps) -> y[*,D]")
+def rms_norm(x, w, eps=1e-6):
+    """y = x / sqrt(mean(x^2) + eps) * (1 + w): w is stored centred on zero."""
+    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * (1 + w)
+
+
+@op("rms_norm_gated(x[*,D], z[*,D], w[D], eps) -> y[*,D]")
+def rms_norm_gated(x, z, w, eps=1e-6):
+    """y = w * x / sqrt(mean(x^2) + eps) * silu(z): norm before gate, w centred on one."""
+    return w * (x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps)) * silu(z)
+
+
+@op("l2_norm(x[*,D], eps) -> y[*,D]")
+def l2_norm(x, eps=1e-6):
+    """y = x / sqrt(sum(x^2) + eps): eps inside the root, on the sum."""
+    return x / np.sqrt(np.sum(x * x, -1, keepdims=True) + eps)
+
+
+# ---------------------------------------------------------------------------------------------- element by element
+
+
+@op("add(a[*], b[*]) -> y[*]")
+def add(a, b):
+    """y = a + b"""
+    return a + b
+
+
+@op("mul(a[*], b[*]) -> y[*]")
+def mul(a, b):
+    """y = a b"""
+    return a * b
+
+
+@op("exp(x[*]) -> y[*]")
+def exp(x):
+    """y = e^x"""
+    return np.exp(x)
+
+
+@op("sigmoid(x[*]) -> y[*]")
+def sigmoid(x):
+    """y = 1 / (1 + e^-x), through e^-|x|, which cannot overflow."""
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1) / (1 + e)
+
+
+@op("silu(x[*]) -> y[*]")
+def silu(x):
+    """y = x sigmoid(x)"""
+    return x * sigmoid(x)
+
+
+@op("softplus(x[*]) -> y[*]")
+def softplus(x):
+    """y = log(1 + e^x), without the shortcut y = x that torch takes above 20."""
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+@op("silu_mul(g[*], u[*]) -> y[*]")
+def silu_mul(g, u):
+    """y = silu(g) u"""
+    return silu(g) * u
+
+
+@op("sigmoid_mul(x[*], g[*]) -> y[*]")
+def sigmoid_mul(x, g):
+    """y = x sigmoid(g)"""
+    return x * sigmoid(g)
+
+
+@op("delta_decay(a[*,V], A_log[V], dt_bias[V]) -> g[*,V]")
+def delta_decay(a, A_log, dt_bias):
+    """g = -exp(A_log) softplus(a + dt_bias): the log of what a state keeps, never above zero."""
+    return -np.exp(A_log) * softplus(a + dt_bias)
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+@op("softmax(x[*,D]) -> y[*,D]")
+def softmax(x):
+    """y = e^x / sum(e^x), shifted by the largest x"""
+    e = np.exp(x - np.max(x, -1, keepdims=True, initial=-np.inf))
+    return e / np.sum(e, -1, keepdims=True)
+
+
+@op("log_softmax(x[*,D]) -> y[*,D]")
+def log_softmax(x):
+    """y = x - log(sum(e^x)), shifted by the largest x"""
+    x = x - np.max(x, -1, keepdims=True, initial=-np.inf)
+    return x - np.log(np.sum(np.exp(x), -1, keepdims=True))
+
+
+@op("argmax(x[*,D]) -> y[*]")
+def argmax(x):
+    """y = the lowest index that holds the largest x"""
+    return np.argmax(x, -1)
+
+
+# ---------------------------------------------------------------------------------------------- rotary positions
+
+
+@op("rope_frequencies(index[F]:i, theta, width) -> f[F]")
+def rope_frequencies(index, theta, width):
+    """f = theta^(-2 index / width)"""
+    return theta ** (-2 * index / width)
+
+
+@op("rope_table(positions[A,*]:i, axis[F]:i, f[F]) -> cos[*,F], sin[*,F]")
+def rope_table(positions, axis, f):
+    """cos and sin of positions[axis[i]] f[i]: every frequency reads the position of its own axis (T, H or W)."""
+    if np.any((axis < 0) | (axis >= len(positions))):
+        expected = f"0 <= axis < {len(positions)}, the rows of positions"
+        raise InputError(compose("rope_table: axis is out of range", found=axis, expected=expected))
+    angle = np.moveaxis(positions[axis], 0, -1) * f
+    return np.cos(angle), np.sin(angle)
+
+
+@op("rope(x[B,T,H,D], cos[B,T,F], sin[B,T,F]) -> y[B,T,H,D]")
+def rope(x, cos, sin):
+    """(x_i, x_i+F) turned by its angle for i < F; what lies at 2F and above passes through."""
+    F = cos.shape[-1]
+    if x.shape[-1] < 2 * F:
+        first = f"rope: x has D={x.shape[-1]}, too narrow for {F} pairs"
+        raise ShapeError(compose(first, found=list(x.shape), expected=f"D >= {2 * F}"))
+    cos, sin = cos[:, :, None], sin[:, :, None]  # one angle for all heads
+    first, second = x[..., :F], x[..., F : 2 * F]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, x[..., 2 * F :]], -1)
+
+
+# ---------------------------------------------------------------------------------------------- attention
+
+
+def _visible(begin, end, S):
+    """(b, t, lo, hi) of every query that sees a key. Keys outside are not touched: they may hold anything, even NaN."""
+    for (b, t), lo in np.ndenumerate(begin):
+        lo, hi = max(lo, 0), min(end[b, t], S)
+        if lo < hi:
+            yield b, t, lo, hi
+
+
+def _per_head(where, x, H, axis):
+    """Repeat the heads of x so that head h of H reads head h // (H / heads): grouped, not tiled."""
+    heads = x.shape[axis]
+    if heads == 0 or H % heads:
+        first = f"{where}: {H} heads cannot share {heads} evenly"
+        raise ShapeError(compose(first, found=f"{H} / {heads}", expected="a whole number"))
+    return np.repeat(x, H // heads, axis)
+
+
+@op("attention_scores(q[B,T,Q,D], k[B,K,S,D], begin[B,T]:i, end[B,T]:i, scale) -> s[B,Q,T,S]")
+def attention_scores(q, k, begin, end, scale):
+    """s = q . k * scale for begin <= key < end, minus infinity elsewhere"""
+    B, T, Q, _ = q.shape
+    k = _per_head("attention_scores", k, Q, 1)
+    s = np.full((B, Q, T, k.shape[2]), -np.inf)
+    for b, t, lo, hi in _visible(begin, end, k.shape[2]):
+        s[b, :, t, lo:hi] = np.einsum("qd,qsd->qs", q[b, t], k[b, :, lo:hi]) * scale
+    return s
+
+
+@op("attention_softmax(s[B,Q,T,S], begin[B,T]:i, end[B,T]:i) -> p[B,Q,T,S]")
+def attention_softmax(s, begin, end):
+    """p = softmax(s) over begin <= key < end, zero elsewhere; a query that sees nothing attends to nothing"""
+    p = np.zeros(s.shape)
+    for b, t, lo, hi in _visible(begin, end, s.shape[3]):
+        p[b, :, t, lo:hi] = softmax(s[b, :, t, lo:hi])
+    return p
+
+
+@op("attention_mix(p[B,Q,T,S], v[B,K,S,D], begin[B,T]:i, end[B,T]:i) -> o[B,T,Q,D]")
+def attention_mix(p, v, begin, end):
+    """o = sum over begin <= key < end of p v"""
+    B, Q, T, S = p.shape
+    v = _per_head("attention_mix", v, Q, 1)
+    o = np.zeros((B, T, Q, v.shape[3]))
+    for b, t, lo, hi in _visible(begin, end, S):
+        o[b, t] = np.einsum("qs,qsd->qd", p[b, :, t, lo:hi], v[b, :, lo:hi])
+    return o
+
+
+@op("attention(q[B,T,Q,D], k[B,K,S,D], v[B,K,S,D], begin[B,T]:i, end[B,T]:i, scale) -> o[B,T,Q,D], p[B,Q,T,S]?")
+def attention(q, k, v, begin, end, scale, p=False):
+    """o = softmax(q . k * scale) v over begin <= key < end"""
+    weights = attention_softmax(attention_scores(q, k, begin, end, scale), begin, end)
+    return _answer(attention_mix(weights, v, begin, end), weights, p)
+
+
+# ---------------------------------------------------------------------------------------------- Gated DeltaNet
+
+SKIP, ADVANCE, RESTART = 0, 1, 2  # step[b,t]: a pad leaves no trace; a token; the first token of a packed sequence
+
+
+def _steps(step, B, T):
+    """(b, t, restart) of every token that is not skipped, in order of time"""
+    for b in range(B):
+        for t in range(T):
+            code = ADVANCE if step is None else step[b, t]
+            if code != SKIP:
+                yield b, t, code == RESTART
+
+
+@op("causal_conv1d(x[B,T,C], w[C,1,W], window[B,C,W-1]?, step[B,T]:i?) -> y[B,T,C], next[B,C,W-1]?")
+def causal_conv1d(x, w, window=None, step=None, next=False):
+    """y_t = sum over i of w_i x_(t-W+1+i), channel by channel: tap W-1 meets the current token, missing history is 0.
+    The window is the last W-1 inputs, oldest first."""
+    B, T, C = x.shape
+    W = w.shape[2]
+    window = np.zeros((B, C, W - 1)) if window is None else window
+    y = np.zeros(x.shape)
+    for b, t, restart in _steps(step, B, T):
+        if restart:
+            window[b] = 0
+        inputs = np.concatenate([window[b], x[b, t, :, None]], 1)  # [C,W]
+        y[b, t] = np.sum(w[:, 0] * inputs, -1)
+        window[b] = inputs[:, 1:]
+    return _answer(y, window, next)
+
+
+@op(
+    "gated_delta_rule(q[B,T,G,K], k[B,T,G,K], v[B,T,H,V], g[B,T,H], beta[B,T,H], state[B,H,K,V]?, step[B,T]:i?, scale)"
+    " -> o[B,T,H,V], final[B,H,K,V]?"
+)
+def gated_delta_rule(q, k, v, g, beta, state=None, step=None, scale=1, final=False):
+    """Token by token:  S *= exp(g);  u = (v - k^T S) beta;  S += k u^T;  o = (q scale)^T S"""
+    B, T, H, V = v.shape
+    q, k = _per_head("gated_delta_rule", q, H, 2) * scale, _per_head("gated_delta_rule", k, H, 2)
+    S = np.zeros((B, H, q.shape[3], V)) if state is None else state
+    o = np.zeros(v.shape)
+    for b, t, restart in _steps(step, B, T):
+        if restart:
+            S[b] = 0
+        S[b] *= np.exp(g[b, t])[:, None, None]
+        u = (v[b, t] - np.einsum("hk,hkv->hv", k[b, t], S[b])) * beta[b, t][:, None]
+        S[b] += k[b, t][:, :, None] * u[:, None, :]
+        o[b, t] = np.einsum("hk,hkv->hv", q[b, t], S[b])
+    return _answer(o, S, final)
+
+
+# The same rule in two other forms, which only tests and explanations use. In both, per head and with time as rows:
+#   G[i,j] = exp(sum of g over (j, i]) for j <= i        (I + A) U = diag(beta) (V - what the old state answers to K)
+#   A      = stril(diag(beta) K K^T . G)                  O         = tril(Q K^T . G) U + what it answers to Q
+
+
+def _retained(g):
+    """G[...,i,j] of g[...,T]. Sums are of one sign and masked before exp, so nothing cancels and nothing overflows."""
+    T = g.shape[-1]
+    i, j = np.arange(T)[:, None], np.arange(T)
+    log_G = np.cumsum(np.where(i > j, g[..., :, None], 0), -2)
+    return np.exp(np.where(i >= j, log_G, -np.inf))
+
+
+def _solve_unit_lower(A, Y):
+    """U with (I + A) U = Y for strictly lower A, row after row: no inverse is formed"""
+    U = Y.copy()
+    for i in range(1, A.shape[-1]):
+        U[..., i, :] -= (A[..., i : i + 1, :i] @ U[..., :i, :])[..., 0, :]
+    return U
+
+
+@op(
+    "gated_delta_rule_chunked(q[B,T,G,K], k[B,T,G,K], v[B,T,H,V], g[B,T,H], beta[B,T,H], state[B,H,K,V]?, scale)"
+    " -> o[B,T,H,V], final[B,H,K,V]?"
+)
+def gated_delta_rule_chunked(q, k, v, g, beta, state=None, scale=1, final=False, chunk=64):
+    """gated_delta_rule, `chunk` tokens at a time as matrix products"""
+    B, T, H, V = v.shape
+    q, k = _per_head("gated_delta_rule_chunked", q, H, 2) * scale, _per_head("gated_delta_rule_chunked", k, H, 2)
+    S = np.zeros((B, H, q.shape[3], V)) if state is None else state
+    o = np.zeros(v.shape)
+    for t in range(0, T, chunk):
+        Q, K, X, g_, b = (np.moveaxis(a[:, t : t + chunk], 1, 2) for a in (q, k, v, g, beta))  # [B,H,T,...]
+        G, b, kept = _retained(g_), b[..., None], np.exp(np.cumsum(g_, -1))[..., None]
+        U = _solve_unit_lower(np.tril(b * (K @ K.swapaxes(-1, -2)) * G, -1), b * (X - kept * (K @ S)))
+        o[:, t : t + chunk] = np.moveaxis(kept * (Q @ S) + (Q @ K.swapaxes(-1, -2) * G) @ U, 2, 1)
+        S = kept[..., -1:, :] * S + (K * G[..., -1, :, None]).swapaxes(-1, -2) @ U
+    return _answer(o, S, final)
+
+
+@op("token_map(q[B,T,G,K], k[B,T,G,K], g[B,T,H], beta[B,T,H], scale) -> M[B,H,T,T]")
+def token_map(q, k, g, beta, scale=1):
+    """M = tril(Q K^T . G) (I + A)^-1 diag(beta), so that o = M v for a state that starts at zero"""
+    T, H = g.shape[1:]
+    Q, K = (np.moveaxis(_per_head("token_map", a, H, 2), 1, 2) for a in (q, k))
+    g, b = np.moveaxis(g, 1, 2), np.moveaxis(beta, 1, 2)[..., None]
+    G = _retained(g)
+    U = _solve_unit_lower(np.tril(b * (K @ K.swapaxes(-1, -2)) * G, -1), b * np.eye(T))
+    return scale * (Q @ K.swapaxes(-1, -2) * G) @ U
