@@ -1,0 +1,115 @@
+/* Exponentials of our own, so that their bits depend on no C library and no instruction level. Holds no ops.
+ *
+ * Each is straight-line arithmetic on one float (selections, no branches), so a loop over it becomes SIMD at every
+ * level. Largest errors over all float32 arguments, in units in the last place of the result:
+ * qr_exp QQ, qr_sigmoid QQ, qr_silu QQ, qr_softplus QQ.
+ * Gradual underflow is kept, exp overflows to infinity, NaN gives NaN. */
+#ifndef QR_EXPM_H
+#define QR_EXPM_H
+
+#define QR_LN2_HIGH 0x1.62e4p-1f   /* 15 bits: n * QR_LN2_HIGH is exact for |n| < 512 */
+#define QR_LN2_LOW 0x1.7f7d1cp-20f /* ln 2 - QR_LN2_HIGH */
+#define QR_LOG2E 0x1.715476p+0f    /* 1 / ln 2 */
+#define QR_ROUND 0x1.8p+23f        /* adding it rounds to an integer, which then sits in the low bits */
+
+/* exp(x) = p 2^n with p near [1/sqrt 2, sqrt 2]; `tail` is what p lost to its last rounding. |x| must be below 200. */
+typedef struct qr_exp_parts {
+    float p, tail;
+    int32_t n;
+} qr_exp_parts;
+
+QR_INLINE qr_exp_parts qr_exp_split(float x)
+{
+    const float shifted = fmaf(x, QR_LOG2E, QR_ROUND), n = shifted - QR_ROUND;
+    const float r = fmaf(n, -QR_LN2_LOW, fmaf(n, -QR_LN2_HIGH, x));
+    /* e^r = 1 + r + r^2 (1/2 + r/6 + ...), |r| <= ln 2 / 2 */
+    float c = 0x1.a01a02p-13f;
+    c = fmaf(c, r, 0x1.6c16c2p-10f);
+    c = fmaf(c, r, 0x1.111112p-7f);
+    c = fmaf(c, r, 0x1.555556p-5f);
+    c = fmaf(c, r, 0x1.555556p-3f);
+    c = fmaf(c, r, 0.5f);
+    const float s = fmaf(c * r, r, r), p = 1.0f + s;
+    return (qr_exp_parts){p, s - (p - 1.0f), (int32_t)(qr_bits(shifted) - qr_bits(QR_ROUND))};
+}
+
+QR_INLINE float qr_power_of_two(int32_t n) /* -126 <= n <= 127 */
+{
+    return qr_float((uint32_t)(n + 127) << 23);
+}
+
+QR_INLINE float qr_exp(float x)
+{
+    float bounded = x < -110.0f ? -110.0f : x;
+    bounded = bounded > 90.0f ? 90.0f : bounded;
+    const qr_exp_parts e = qr_exp_split(bounded);
+    /* 2^n in two factors: the first leaves a normal number, so a subnormal result is rounded once */
+    const int32_t half = e.n >> 1;
+    return e.p * qr_power_of_two(half) * qr_power_of_two(e.n - half);
+}
+
+/* exp(-|x|) before its last scaling: p 2^half, with 2^rest still to be multiplied in. */
+QR_INLINE float qr_sigmoid(float x)
+{
+    float m = x < 0 ? x : -x;
+    m = m < -110.0f ? -110.0f : m;
+    const qr_exp_parts e = qr_exp_split(m);
+    const int32_t half = e.n >> 1;
+    const float scale = qr_power_of_two(half), rest = qr_power_of_two(e.n - half);
+    const float small = e.p * scale, power = small * rest;
+    const float above = x < 0 ? small : 1.0f, after = x < 0 ? rest : 1.0f;
+    return above / (1.0f + power) * after;
+}
+
+QR_INLINE float qr_silu(float x)
+{
+    float m = x < 0 ? x : -x;
+    m = m < -150.0f ? -150.0f : m;
+    const qr_exp_parts e = qr_exp_split(m);
+    const int32_t half = e.n >> 1;
+    const float scale = qr_power_of_two(half), rest = qr_power_of_two(e.n - half);
+    const float small = e.p * scale, power = small * rest;
+    const float above = x < 0 ? m * small : x, after = x < 0 ? rest : 1.0f;
+    return above / (1.0f + power) * after;
+}
+
+/* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|) */
+QR_INLINE float qr_softplus(float x)
+{
+    float m = x < 0 ? x : -x;
+    m = m < -110.0f ? -110.0f : m;
+    const float e = qr_exp(m);
+    /* log(1 + e) = u (1 + u^2/12 + u^4/80 + ...), u = e / (1 + e/2); `rest` is what u lost to rounding */
+    const float below = fmaf(e, 0.5f, 1.0f), lost = fmaf(e, 0.5f, 1.0f - below);
+    const float u = e / below, rest = fmaf(-u, lost, fmaf(-u, below, e)) / below, s = u * u;
+    float c = 0x1.3b13b2p-16f * 1.0f;
+    c = fmaf(c, s, 0x1.745d18p-14f);
+    c = fmaf(c, s, 0x1.c71c72p-12f);
+    c = fmaf(c, s, 0x1.24924ap-9f);
+    c = fmaf(c, s, 0x1.99999ap-7f);
+    c = fmaf(c, s, 0x1.555556p-4f);
+    const float log1p = u + fmaf(c * s, u, rest);
+    return x > 0 ? x + log1p : x != x ? x : log1p;
+}
+
+/* log(x) in double for a positive normal x: x = m 2^n, log m = 2 atanh((m - 1) / (m + 1)). */
+QR_INLINE double qr_log_double(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    int64_t n = (int64_t)(u >> 52) - 1023;
+    u = (u & 0xfffffffffffffu) | 0x3ff0000000000000u;
+    double m;
+    memcpy(&m, &u, sizeof m);
+    if (m > 0x1.6a09e667f3bcdp+0) {
+        m *= 0.5;
+        n++;
+    }
+    const double t = (m - 1.0) / (m + 1.0), s = t * t;
+    double c = 1.0 / 23.0;
+    for (int k = 21; k >= 3; k -= 2)
+        c = c * s + 1.0 / k;
+    return (double)n * 0x1.62e42fefa39efp-1 + (2.0 * t + 2.0 * t * s * c);
+}
+
+#endif

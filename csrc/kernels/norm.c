@@ -1,0 +1,83 @@
+/* Normalisations of a row: RMS with a zero-centred weight, RMS with a gate, L2. */
+#include "kernel.h"
+
+typedef struct norm_task {
+    float *y;
+    const float *x, *z, *w;
+    int64_t width;
+    float eps;
+} norm_task;
+
+/* Rows worth a thread of their own: about as many elements as a fork and join of the pool costs. */
+static int64_t norm_grain(int64_t width)
+{
+    return width > 0 ? (QR_GRAIN + width - 1) / width : QR_GRAIN;
+}
+
+static void norm_run(qr_call *call, qr_range rows, const float *z, const float *w)
+{
+    norm_task task = {OUT(0), IN(0), z, w, DIM('D'), (float)SCALAR(0)};
+    qr_parallel(call, DIM('*'), norm_grain(task.width), rows, &task);
+}
+
+/* y = x * rsqrt(mean x^2 + eps) * (1 + w)
+ * The checkpoint stores w centred on zero; the 1 is added in float because bf16 would lose a small w. */
+static void rms_norm_rows(void *context, int64_t begin, int64_t end, int thread)
+{
+    const norm_task *const task = context;
+    const int64_t D = task->width;
+    (void)thread;
+    for (int64_t r = begin; r < end; r++) {
+        const float *const x = task->x + r * D, *const w = task->w;
+        float *const y = task->y + r * D;
+        const float scale = 1.0f / sqrtf(qr_sumsq(x, D) / (float)D + task->eps);
+        for (int64_t d = 0; d < D; d++)
+            y[d] = x[d] * scale * (1.0f + w[d]);
+    }
+}
+
+/* y = w * (x * rsqrt(mean x^2 + eps)) * silu(z): norm first, then weight, then gate */
+static void rms_norm_gated_rows(void *context, int64_t begin, int64_t end, int thread)
+{
+    const norm_task *const task = context;
+    const int64_t D = task->width;
+    (void)thread;
+    for (int64_t r = begin; r < end; r++) {
+        const float *const x = task->x + r * D, *const z = task->z + r * D, *const w = task->w;
+        float *const y = task->y + r * D;
+        const float scale = 1.0f / sqrtf(qr_sumsq(x, D) / (float)D + task->eps);
+        for (int64_t d = 0; d < D; d++)
+            y[d] = w[d] * (x[d] * scale) * qr_silu(z[d]);
+    }
+}
+
+/* y = x * rsqrt(sum x^2 + eps): eps inside the root, so a zero row stays zero */
+static void l2_norm_rows(void *context, int64_t begin, int64_t end, int thread)
+{
+    const norm_task *const task = context;
+    const int64_t D = task->width;
+    (void)thread;
+    for (int64_t r = begin; r < end; r++) {
+        const float *const x = task->x + r * D;
+        float *const y = task->y + r * D;
+        const float scale = 1.0f / sqrtf(qr_sumsq(x, D) + task->eps);
+        for (int64_t d = 0; d < D; d++)
+            y[d] = x[d] * scale;
+    }
+}
+
+QR_OP(rms_norm, "rms_norm(x[*,D]:f, w[D]:v, eps=1e-6) -> y[*,D]:f", "y = x * rsqrt(mean(x^2) + eps) * (1 + w)")
+{
+    norm_run(call, rms_norm_rows, NULL, IN(1));
+}
+
+QR_OP(rms_norm_gated, "rms_norm_gated(x[*,D]:f, z[*,D]:f, w[D]:v, eps=1e-6) -> y[*,D]:f",
+      "y = w * (x * rsqrt(mean(x^2) + eps)) * silu(z)")
+{
+    norm_run(call, rms_norm_gated_rows, IN(1), IN(2));
+}
+
+QR_OP(l2_norm, "l2_norm(x[*,D]:f, eps=1e-6) -> y[*,D]:f", "y = x * rsqrt(sum(x^2) + eps)")
+{
+    norm_run(call, l2_norm_rows, NULL, NULL);
+}
