@@ -55,6 +55,31 @@ class HookError(QwenrefError, RuntimeError):
     code = "hook"
 
 
+class TemplateError(QwenrefError, ValueError):
+    """A chat template that does not compile, or that refused a conversation; `message_index` is set where known."""
+
+    code = "template"
+    message_index = None
+
+
+class NonFiniteError(QwenrefError, ArithmeticError):
+    """NaN or infinity where a token has to be chosen."""
+
+    code = "non-finite"
+
+
+class ModelNotFound(QwenrefError, FileNotFoundError):
+    """No model under this name; the message lists where it was looked for, in order."""
+
+    code = "not-found"
+
+
+class Unreachable(QwenrefError, ConnectionError):
+    """A model that would have to be fetched, and could not be."""
+
+    code = "unreachable"
+
+
 class QwenrefWarning(UserWarning):
     """Something to know about that did not stop the work."""
 
