@@ -18,15 +18,18 @@ _WIDENED_AT_ONCE = 1 << 22  # elements of a weight matrix held in float64 at a t
 def op(signature):
     """Give a formula its shapes: arrays arrive checked, as fresh float64, `:i` as int64, `:w` in their stored dtype.
 
-    The language is that of the C ops: letters unify, `*` is any run of dimensions, `?` may be left out.
+    The language is that of the C ops: letters unify, `*` is any run of dimensions, `?` may be left out. A formula
+    returns all its outputs; the caller gets the optional ones only by keyword, `final=True` or `final=array_to_fill`.
     """
-    inputs = re.findall(r"(\w+)\[([^]]*)\](?::(\w))?(\??)", signature.split("->")[0])
+    parse = re.compile(r"(\w+)\[([^]]*)\](?::(\w))?(\??)")
+    inputs, outputs = map(parse.findall, signature.split("->"))
 
     def decorate(formula):
         parameters = inspect.signature(formula)
 
         @functools.wraps(formula)
         def checked(*args, **kwargs):
+            asked = {name: kwargs.pop(name, None) for name, *_ in outputs}
             call, known = parameters.bind(*args, **kwargs), {}
             for name, dims, kind, optional in inputs:
                 value = call.arguments.get(name)
@@ -35,7 +38,14 @@ def op(signature):
                     call.arguments[name] = _as_kind(where, value, kind)
                     _unify(where, call.arguments[name].shape, dims, known)
             with np.errstate(all="ignore"):
-                return formula(*call.args, **call.kwargs)
+                results = formula(*call.args, **call.kwargs)
+            results = results if len(outputs) > 1 else (results,)
+            handed = [
+                _fill(f"{formula.__name__}: {name}", asked[name], result)
+                for (name, *_, optional), result in zip(outputs, results, strict=True)
+                if isinstance(asked[name], np.ndarray) or asked[name] or not optional
+            ]
+            return handed[0] if len(handed) == 1 else tuple(handed)
 
         checked.signature = signature
         return checked
@@ -71,12 +81,15 @@ def _unify(where, shape, dims, known):
             raise ShapeError(compose(f"{where} has {letter}={size}, expected {expected}", **detail))
 
 
-def _answer(y, extra, wanted):
-    """y, and behind it an optional output when it was asked for: into the caller's array if that was given."""
-    if isinstance(wanted, np.ndarray):
-        wanted[...] = extra
-        return y, wanted
-    return (y, extra) if wanted else y
+def _fill(where, buffer, result):
+    """The result, in the caller's array if one was given"""
+    if not isinstance(buffer, np.ndarray):
+        return result
+    if buffer.shape != np.shape(result):
+        first = f"{where}: the array given does not fit"
+        raise ShapeError(compose(first, found=list(buffer.shape), expected=list(np.shape(result))))
+    buffer[...] = result
+    return buffer
 
 
 # ---------------------------------------------------------------------------------------------- linear maps
@@ -296,10 +309,10 @@ def attention_mix(p, v, begin, end):
 
 
 @op("attention(q[B,T,Q,D], k[B,K,S,D], v[B,K,S,D], begin[B,T]:i, end[B,T]:i, scale) -> o[B,T,Q,D], p[B,Q,T,S]?")
-def attention(q, k, v, begin, end, scale, p=False):
+def attention(q, k, v, begin, end, scale):
     """o = softmax(q . k * scale) v over begin <= key < end"""
     weights = attention_softmax(attention_scores(q, k, begin, end, scale), begin, end)
-    return _answer(attention_mix(weights, v, begin, end), weights, p)
+    return attention_mix(weights, v, begin, end), weights
 
 
 # ---------------------------------------------------------------------------------------------- Gated DeltaNet
@@ -317,7 +330,7 @@ def _steps(step, B, T):
 
 
 @op("causal_conv1d(x[B,T,C], w[C,1,W], window[B,C,W-1]?, step[B,T]:i?) -> y[B,T,C], next[B,C,W-1]?")
-def causal_conv1d(x, w, window=None, step=None, next=False):
+def causal_conv1d(x, w, window=None, step=None):
     """y_t = sum over i of w_i x_(t-W+1+i), channel by channel: tap W-1 meets the current token, missing history is 0.
     The window is the last W-1 inputs, oldest first."""
     B, T, C = x.shape
@@ -330,14 +343,14 @@ def causal_conv1d(x, w, window=None, step=None, next=False):
         inputs = np.concatenate([window[b], x[b, t, :, None]], 1)  # [C,W]
         y[b, t] = np.sum(w[:, 0] * inputs, -1)
         window[b] = inputs[:, 1:]
-    return _answer(y, window, next)
+    return y, window
 
 
 @op(
     "gated_delta_rule(q[B,T,G,K], k[B,T,G,K], v[B,T,H,V], g[B,T,H], beta[B,T,H], state[B,H,K,V]?, step[B,T]:i?, scale)"
     " -> o[B,T,H,V], final[B,H,K,V]?"
 )
-def gated_delta_rule(q, k, v, g, beta, state=None, step=None, scale=1, final=False):
+def gated_delta_rule(q, k, v, g, beta, state=None, step=None, scale=1):
     """Token by token:  S *= exp(g);  u = (v - k^T S) beta;  S += k u^T;  o = (q scale)^T S"""
     B, T, H, V = v.shape
     q, k = _per_head("gated_delta_rule", q, H, 2) * scale, _per_head("gated_delta_rule", k, H, 2)
@@ -350,7 +363,7 @@ def gated_delta_rule(q, k, v, g, beta, state=None, step=None, scale=1, final=Fal
         u = (v[b, t] - np.einsum("hk,hkv->hv", k[b, t], S[b])) * beta[b, t][:, None]
         S[b] += k[b, t][:, :, None] * u[:, None, :]
         o[b, t] = np.einsum("hk,hkv->hv", q[b, t], S[b])
-    return _answer(o, S, final)
+    return o, S
 
 
 # The same rule in two other forms, which only tests and explanations use. In both, per head and with time as rows:
@@ -378,7 +391,7 @@ def _solve_unit_lower(A, Y):
     "gated_delta_rule_chunked(q[B,T,G,K], k[B,T,G,K], v[B,T,H,V], g[B,T,H], beta[B,T,H], state[B,H,K,V]?, scale)"
     " -> o[B,T,H,V], final[B,H,K,V]?"
 )
-def gated_delta_rule_chunked(q, k, v, g, beta, state=None, scale=1, final=False, chunk=64):
+def gated_delta_rule_chunked(q, k, v, g, beta, state=None, scale=1, chunk=64):
     """gated_delta_rule, `chunk` tokens at a time as matrix products"""
     B, T, H, V = v.shape
     q, k = _per_head("gated_delta_rule_chunked", q, H, 2) * scale, _per_head("gated_delta_rule_chunked", k, H, 2)
@@ -390,7 +403,7 @@ def gated_delta_rule_chunked(q, k, v, g, beta, state=None, scale=1, final=False,
         U = _solve_unit_lower(np.tril(b * (K @ K.swapaxes(-1, -2)) * G, -1), b * (X - kept * (K @ S)))
         o[:, t : t + chunk] = np.moveaxis(kept * (Q @ S) + (Q @ K.swapaxes(-1, -2) * G) @ U, 2, 1)
         S = kept[..., -1:, :] * S + (K * G[..., -1, :, None]).swapaxes(-1, -2) @ U
-    return _answer(o, S, final)
+    return o, S
 
 
 @op("token_map(q[B,T,G,K], k[B,T,G,K], g[B,T,H], beta[B,T,H], scale) -> M[B,H,T,T]")

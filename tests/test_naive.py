@@ -260,13 +260,18 @@ def test_a_restart_forgets_even_a_spoilt_past():
 # ---------------------------------------------------------------------------------------------- the contract of an op
 
 
-def test_a_given_buffer_is_filled_and_may_be_the_input_itself():
+def test_optional_outputs_come_when_asked_for_and_fill_a_given_array():
     *inputs, state = delta_inputs(T=5)
     before = state.copy()
     o, expected = naive.gated_delta_rule(*inputs, state, final=True)
-    assert np.array_equal(state, before)  # an input is never written unless it was also given as the output
-    again, returned = naive.gated_delta_rule(*inputs, state, final=state)
-    assert returned is state and np.array_equal(state, expected) and np.array_equal(o, again)
+    buffer = np.empty(state.shape, np.float32)
+    again, returned = naive.gated_delta_rule(*inputs, state, final=buffer)
+    assert returned is buffer and np.array_equal(buffer, expected.astype(np.float32)) and np.array_equal(o, again)
+    for nothing in (False, None):
+        assert np.array_equal(naive.gated_delta_rule(*inputs, state, final=nothing), o)
+    with pytest.raises(ShapeError, match="gated_delta_rule: final: the array given does not fit"):
+        naive.gated_delta_rule(*inputs, state, final=buffer[:1])
+    assert np.array_equal(state, before)
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32, np.float64])
