@@ -32,14 +32,9 @@ def pkg_config(what):
     """Compiler and linker words for one library."""
     tool = os.environ.get("PKG_CONFIG", "pkg-config")
     for module in LIBRARIES[what]:
-        try:
-            asked = [
-                subprocess.run([tool, kind, module], capture_output=True, text=True) for kind in ("--cflags", "--libs")
-            ]
-        except OSError:
-            break
-        if all(answer.returncode == 0 for answer in asked):
-            return [shlex.split(answer.stdout) for answer in asked]
+        asked = [subprocess.getstatusoutput(f"{tool} {kind} {module} 2>/dev/null") for kind in ("--cflags", "--libs")]
+        if not any(status for status, _ in asked):
+            return [shlex.split(words) for _, words in asked]
     raise SystemExit(MISSING.format(what=what, modules=", ".join(LIBRARIES[what])))
 
 
@@ -61,13 +56,13 @@ class Build(build_ext):
 
 
 sanitize = os.environ.get("QWENREF_SANITIZE")
-link = ["-pthread"]
+link = ["-pthread", "-lm"]
 FLAGS += ["-O0", "-g3", "-UNDEBUG"] if os.environ.get("QWENREF_DEBUG") == "1" else ["-O3"]
 if os.environ.get("QWENREF_WERROR") == "1":
     FLAGS += ["-Werror"]
 if sanitize:
     link += [f"-fsanitize={sanitize}"]
-    FLAGS += [*link, "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
+    FLAGS += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
 
 # The other kernel files are included by the level files: one compilation per instruction level.
 SOURCES = ["csrc/kernels/level_*.c", "csrc/kernels/registry.c", "csrc/core/*.c", "csrc/python/*.c"]
