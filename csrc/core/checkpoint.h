@@ -1,0 +1,34 @@
+/* A checkpoint: one safetensors file, or a folder of shards with an index, as one sorted set of named tensors.
+ * No Python.h, no kernels. */
+#ifndef QR_CHECKPOINT_H
+#define QR_CHECKPOINT_H
+
+#include "safetensors.h"
+
+typedef struct qr_checkpoint {
+    qr_shard *shard; /* by file name */
+    int shards;
+    const qr_tensor **tensor; /* of all shards, by name (order of bytes) */
+    int64_t tensors;
+} qr_checkpoint;
+
+/* Open what `path` names: a folder with model.safetensors.index.json or model.safetensors, such an index itself, or one
+ * safetensors file. Maps every shard and checks that index and shards agree in both directions; reads no weights.
+ * Immutable from here on, so any number of threads may use it. Returns 0, or -1 with *out NULL. */
+int qr_checkpoint_open(const char *path, qr_checkpoint **out, qr_error *error);
+void qr_checkpoint_close(qr_checkpoint *checkpoint); /* accepts NULL */
+
+const qr_tensor *qr_checkpoint_find(const qr_checkpoint *checkpoint, const char *name); /* or NULL */
+unsigned char *qr_tensor_data(const qr_checkpoint *checkpoint, const qr_tensor *tensor);
+
+/* Bytes of all maps that are in memory, edited pages included. The system counts its file cache, so pages read by
+ * someone else count too; of a file this user could not write, Linux reports every page as present. Returns -1 with the
+ * error set where the system cannot tell. */
+int64_t qr_checkpoint_resident(const qr_checkpoint *checkpoint, qr_error *error);
+
+/* Advice to the system about the pages of one tensor. It never changes what an array holds: giving pages up keeps edits
+ * (the kernel swaps them or keeps them), and pages shared with a neighbour are left alone. */
+typedef enum qr_advice { QR_WILL_NEED, QR_DONT_NEED } qr_advice;
+int qr_tensor_advise(const qr_checkpoint *checkpoint, const qr_tensor *tensor, qr_advice advice, qr_error *error);
+
+#endif
