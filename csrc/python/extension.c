@@ -139,9 +139,26 @@ cpu_level(PyObject *module, PyObject *unused)
     return PyUnicode_FromString(qr_level_name(state_of_module(module)->level));
 }
 
+PyDoc_STRVAR(set_cpu_level_doc, "set_cpu_level(name, /)\n--\n\n"
+                                "Use another instruction level from the next call on; for tests, since every level gives "
+                                "the same bits.");
+
+static PyObject *
+set_cpu_level(PyObject *module, PyObject *name)
+{
+    qr_error error = {0};
+    const char *text = PyUnicode_AsUTF8(name); /* borrowed from name */
+    if (text == NULL)
+        return NULL;
+    if (qr_cpu_choose(text, &state_of_module(module)->level, &error) < 0)
+        return qr_raise(state_of_module(module), &error);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"set_num_threads", set_num_threads, METH_O, set_num_threads_doc},
     {"get_num_threads", get_num_threads, METH_NOARGS, get_num_threads_doc},
+    {"set_cpu_level", set_cpu_level, METH_O, set_cpu_level_doc},
     {"cpu_level", cpu_level, METH_NOARGS, cpu_level_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -228,6 +245,10 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->node_type);
     Py_VISIT(state->parameter);
     Py_VISIT(state->call_hooked);
+    Py_VISIT(state->forward);
+    Py_VISIT(state->hook_table);
+    Py_VISIT(state->global_forward_hooks);
+    Py_VISIT(state->global_forward_pre_hooks);
     return 0;
 }
 
@@ -243,6 +264,10 @@ module_clear(PyObject *module)
     Py_CLEAR(state->node_type);
     Py_CLEAR(state->parameter);
     Py_CLEAR(state->call_hooked);
+    Py_CLEAR(state->forward);
+    Py_CLEAR(state->hook_table);
+    Py_CLEAR(state->global_forward_hooks);
+    Py_CLEAR(state->global_forward_pre_hooks);
     return 0;
 }
 

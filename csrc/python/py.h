@@ -19,7 +19,7 @@
 
 /* State of one copy of the module. Every object below is owned; all are visited by traverse and dropped by clear. */
 typedef struct qr_state {
-    PyObject *numerics;   /* ContextVar: None, or a mapping op name -> callable that takes the op's place */
+    PyObject *numerics;   /* ContextVar: None, or a dict op name -> callable that takes the op's place */
     PyObject *sites;      /* ContextVar: None, or a callable (module, name, value) -> value */
     PyObject *errors;     /* the module qwenref.errors */
     PyObject *bf16;       /* ml_dtypes.bfloat16 as a numpy.dtype */
@@ -27,7 +27,9 @@ typedef struct qr_state {
     PyObject *node_type;  /* _C.Module */
     PyObject *parameter;  /* qwenref.parameter.Parameter, once it has been imported */
     PyObject *call_hooked; /* name "_call_hooked", interned */
-    Py_ssize_t global_hooks; /* how many process-wide hooks are registered */
+    PyObject *forward;     /* name "forward", interned */
+    PyObject *hook_table;  /* collections.OrderedDict: handles hold hook tables weakly, which a plain dict refuses */
+    PyObject *global_forward_hooks, *global_forward_pre_hooks; /* hook tables of the process */
     int bf16_typenum;
     qr_level level;
     qr_pool *pool;

@@ -1,0 +1,693 @@
+"""Module: the node of the tree. Hooks, walks, state dicts and displays as torch users know them; no arithmetic.
+
+Storage, attribute lookup and the call without hooks are C (`_C.Module`); a module with hooks comes back to
+`Module._call_hooked` here.
+"""
+
+import itertools
+import operator
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from qwenref import _C
+from qwenref.errors import CapabilityMissing, HookError, QwenrefWarning, compose
+from qwenref.parameter import Parameter, Tensor
+
+_FLOATS = {np.dtype(t).name: np.dtype(t) for t in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)}
+_CONVERTED = {*_FLOATS.values(), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)}
+
+# Options of the hooks of the whole process; the hooks themselves lie in _C, where every call looks for them.
+_global_with_kwargs = OrderedDict()
+_global_always_called = OrderedDict()
+
+# Attributes that live in C beside __dict__. The registries come first; the others exist only when used.
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_OPTIONAL_TABLES = (
+    "_non_persistent_buffers_set",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+class RemovableHandle:
+    """Takes one hook away again: by `remove()`, any number of times, or at the end of a `with` block.
+
+    Tables are held weakly, so a handle keeps no model alive.  Copied or pickled together with its module, it belongs to
+    the copy.
+    """
+
+    _ids = itertools.count()
+
+    def __init__(self, *tables):
+        self.id = next(RemovableHandle._ids)
+        self._tables = tuple(map(weakref.ref, tables))
+
+    def remove(self):
+        for table in self._tables:
+            hooks = table()
+            if hooks is not None:
+                hooks.pop(self.id, None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.remove()
+
+    def __getstate__(self):
+        return self.id, tuple(table() for table in self._tables)
+
+    def __setstate__(self, state):
+        self.id, tables = state
+        self._tables = tuple(weakref.ref(OrderedDict() if table is None else table) for table in tables)
+        # A handle from another process must not share its number with a later one of this.
+        RemovableHandle._ids = itertools.count(max(self.id + 1, next(RemovableHandle._ids)))
+
+
+def _register(hook, hooks, *, prepend=False, **options):
+    """Enter `hook` into `hooks`; each option is a pair (wanted, table of the ids that have it)."""
+    handle = RemovableHandle(hooks, *(table for _, table in options.values()))
+    hooks[handle.id] = hook
+    for wanted, table in options.values():
+        if wanted:
+            table[handle.id] = True
+    if prepend:
+        hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
+def register_module_forward_pre_hook(hook):
+    """Call `hook(module, args)` before the own hooks of every module of the process."""
+    return _register(hook, _C.global_forward_pre_hooks)
+
+
+def register_module_forward_hook(hook, *, with_kwargs=False, always_call=False):
+    """Call `hook(module, args, output)` after every module of the process, before the module's own hooks."""
+    return _register(
+        hook,
+        _C.global_forward_hooks,
+        with_kwargs=(with_kwargs, _global_with_kwargs),
+        always_call=(always_call, _global_always_called),
+    )
+
+
+class _IncompatibleKeys(NamedTuple):
+    missing_keys: list
+    unexpected_keys: list
+
+    def __repr__(self):
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return f"_IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
+
+    __str__ = __repr__
+
+
+def _indent(text):
+    """`text` with every line but the first moved in by two; blank lines stay blank."""
+    first, *rest = text.split("\n")
+    return "\n".join([first, *("  " + line if line.strip() else "" for line in rest)])
+
+
+def _type_name(value):
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _check_name(module, kind, name, registry):
+    if not isinstance(name, str):
+        raise TypeError(f"{kind} name should be a string. Got {_type_name(name)}")
+    if hasattr(module, name) and name not in registry:
+        raise KeyError(f"attribute '{name}' already exists")
+    if "." in name:
+        raise KeyError(f'{kind} name can\'t contain ".", got: {name}')
+    if name == "":
+        raise KeyError(f'{kind} name can\'t be empty string ""')
+
+
+def _hook_name(hook):
+    name = getattr(hook, "__qualname__", type(hook).__qualname__)
+    code = getattr(hook, "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
+
+
+def _inference_only(what):
+    raise NotImplementedError(f"{what}: inference only, there are no gradients here")
+
+
+class Module(_C.Module):
+    """A node of the model: parameters, buffers and child modules by name, hooks around its `forward`.
+
+    Assigning a Parameter or a Module to an attribute registers it; call `super().__init__()` first.  Behaviour is that
+    of torch's module of the same name as far as inference goes.  Calling the module runs `forward` and its hooks;
+    calling `forward` runs no hook.
+    """
+
+    def forward(self, *args, **kwargs):
+        raise NotImplementedError(f"{self._get_name()} has no forward: it is called through its children")
+
+    # ---- hooks
+
+    def register_forward_pre_hook(self, hook, *, prepend=False, with_kwargs=False):
+        """Call `hook(module, args)`, or `hook(module, args, kwargs)`, before forward.
+
+        None keeps the arguments.  A tuple, or one value, replaces `args`; with kwargs it has to be `(args, kwargs)`.
+        """
+        return _register(
+            hook,
+            self._forward_pre_hooks,
+            prepend=prepend,
+            with_kwargs=(with_kwargs, self._forward_pre_hooks_with_kwargs),
+        )
+
+    def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False, always_call=False):
+        """Call `hook(module, args, output)`, or `hook(module, args, kwargs, output)`, after forward.
+
+        Whatever it returns other than None replaces the output.  `always_call` runs it also when forward fails.
+        """
+        return _register(
+            hook,
+            self._forward_hooks,
+            prepend=prepend,
+            with_kwargs=(with_kwargs, self._forward_hooks_with_kwargs),
+            always_call=(always_call, self._forward_hooks_always_called),
+        )
+
+    def _call_hooked(self, /, *args, **kwargs):
+        """The call when this module or the process has hooks.  Tables are unpacked first: hooks may change them."""
+        result, started = None, set()
+        try:
+            for key, hook in (*_C.global_forward_pre_hooks.items(), *self._forward_pre_hooks.items()):
+                if key in self._forward_pre_hooks_with_kwargs:
+                    answer = hook(self, args, kwargs)
+                    if answer is not None:
+                        args, kwargs = self._pair(hook, answer)
+                else:
+                    answer = hook(self, args)
+                    if answer is not None:
+                        args = answer if isinstance(answer, tuple) else (answer,)
+
+            result = self.forward(*args, **kwargs)
+
+            for key, hook in (*_C.global_forward_hooks.items(), *self._forward_hooks.items()):
+                started.add(key)
+                answer = self._run_hook(key, hook, args, kwargs, result)
+                if answer is not None:
+                    result = answer
+            return result
+        except Exception:
+            for key, hook in (*_C.global_forward_hooks.items(), *self._forward_hooks.items()):
+                always = key in self._forward_hooks_always_called or key in _global_always_called
+                if not always or key in started:
+                    continue
+                try:
+                    answer = self._run_hook(key, hook, args, kwargs, result)
+                except Exception as error:
+                    failed = f"forward hook {_hook_name(hook)} with always_call=True"
+                    reason = f"{type(error).__name__}: {error}\n    dropped, because the call had failed already"
+                    warnings.warn(f"{failed} raised {reason}", QwenrefWarning, stacklevel=2)
+                    continue
+                if answer is not None:  # seen by the hooks that follow, then gone with the exception
+                    result = answer
+            raise
+
+    def _run_hook(self, key, hook, args, kwargs, result):
+        if key in self._forward_hooks_with_kwargs or key in _global_with_kwargs:
+            return hook(self, args, kwargs, result)
+        return hook(self, args, result)
+
+    def _pair(self, hook, answer):
+        if isinstance(answer, tuple) and len(answer) == 2:
+            return answer
+        found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else _type_name(answer)
+        where = self._path or self._get_name()
+        raise HookError(
+            compose(
+                f"{where}: forward pre-hook {_hook_name(hook)} returned {found}; with_kwargs=True takes (args, kwargs)",
+                do="return None to leave the arguments alone, or both of them: a tuple and a dict",
+            )
+        )
+
+    # ---- registration
+
+    def register_parameter(self, name, param):
+        parameters = self._parameters
+        _check_name(self, "parameter", name, parameters)
+        if param is not None and not isinstance(param, Parameter):
+            raise TypeError(
+                f"cannot assign '{_type_name(param)}' object to parameter '{name}' (Parameter or None required)"
+            )
+        parameters[name] = param
+
+    def register_buffer(self, name, tensor, persistent=True):
+        """An array that is state but no weight.  One that is not persistent stays out of the state dict."""
+        buffers = self._buffers
+        _check_name(self, "buffer", name, buffers)
+        if tensor is not None and not isinstance(tensor, np.ndarray):
+            raise TypeError(f"cannot assign '{_type_name(tensor)}' object to buffer '{name}' (array or None required)")
+        buffers[name] = tensor
+        if persistent:
+            self._non_persistent_buffers_set.discard(name)
+        else:
+            self._non_persistent_buffers_set.add(name)
+
+    def add_module(self, name, module):
+        modules = self._modules
+        if module is not None and not isinstance(module, Module):
+            raise TypeError(f"{_type_name(module)} is not a Module subclass")
+        _check_name(self, "module", name, modules)
+        modules[name] = module
+
+    def register_module(self, name, module):
+        self.add_module(name, module)
+
+    def name_tree(self):
+        """Tell every module its path below this one, for messages; the first of several paths wins."""
+        for name, module in self.named_modules():
+            module._path = name
+        return self
+
+    # ---- walks
+
+    def named_modules(self, memo=None, prefix="", remove_duplicate=True):
+        """Every module once, parents first, children in the order of registration, with its path."""
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        if remove_duplicate:
+            memo.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
+
+    def modules(self, remove_duplicate=True):
+        for _, module in self.named_modules(remove_duplicate=remove_duplicate):
+            yield module
+
+    def named_children(self):
+        seen = set()
+        for name, module in self._modules.items():
+            if module is not None and module not in seen:
+                seen.add(module)
+                yield name, module
+
+    def children(self):
+        for _, module in self.named_children():
+            yield module
+
+    def _named_arrays(self, registry, prefix, recurse, remove_duplicate):
+        seen = {}  # by id, since arrays do not hash; the arrays are kept so that no id is given out twice
+        owners = [(prefix, self)]
+        if recurse:
+            owners = self.named_modules(prefix=prefix, remove_duplicate=remove_duplicate)
+        for path, module in owners:
+            for name, array in getattr(module, registry).items():
+                if array is None or id(array) in seen:
+                    continue
+                if remove_duplicate:
+                    seen[id(array)] = array
+                yield f"{path}.{name}" if path else name, array
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Every parameter with its path; a tied weight once, under its first name."""
+        yield from self._named_arrays("_parameters", prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse=True):
+        for _, parameter in self.named_parameters(recurse=recurse):
+            yield parameter
+
+    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+        yield from self._named_arrays("_buffers", prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse=True):
+        for _, buffer in self.named_buffers(recurse=recurse):
+            yield buffer
+
+    def apply(self, fn):
+        """Call fn on every module, children before their parent."""
+        for module in self.children():
+            module.apply(fn)
+        fn(self)
+        return self
+
+    def get_submodule(self, target):
+        """The module at a path such as `layers.3.self_attn`; the empty path is this module."""
+        module = self
+        for atom in target.split(".") if target else ():
+            if not hasattr(module, atom):
+                raise AttributeError(f"{module._get_name()} has no attribute `{atom}`", name=atom, obj=module)
+            module = getattr(module, atom)
+            if not isinstance(module, Module):
+                raise AttributeError(f"`{atom}` is not a Module")
+        return module
+
+    def _get_array(self, target, registry, kind):
+        path, _, name = target.rpartition(".")
+        module = self.get_submodule(path)
+        if not hasattr(module, name):
+            raise AttributeError(f"{module._get_name()} has no attribute `{name}`", name=name, obj=module)
+        if name not in getattr(module, registry):
+            raise AttributeError(f"`{name}` is not a {kind}")
+        return getattr(module, name)
+
+    def get_parameter(self, target):
+        return self._get_array(target, "_parameters", "Parameter")
+
+    def get_buffer(self, target):
+        return self._get_array(target, "_buffers", "buffer")
+
+    def set_submodule(self, target, module, strict=False):
+        """Put `module` at a path whose parent exists; with strict, only where a module is already."""
+        if target == "":
+            raise ValueError("Cannot set the submodule without a target name!")
+        if not isinstance(module, Module):
+            raise ValueError(f"`module` is not a Module, found {type(module)}")
+        path, _, name = target.rpartition(".")
+        parent = self.get_submodule(path)
+        if hasattr(parent, name):
+            if not isinstance(getattr(parent, name), Module):
+                raise AttributeError(f"`{name}` is not a Module")
+        elif strict:
+            raise AttributeError(f"{parent._get_name()} has no attribute `{name}`", name=name, obj=parent)
+        setattr(parent, name, module)
+        if parent._path is not None:
+            for below, descendant in module.named_modules(prefix=f"{parent._path}.{name}" if parent._path else name):
+                descendant._path = below
+
+    # ---- state
+
+    def state_dict(self, *, destination=None, prefix="", keep_vars=False):
+        """Parameters and persistent buffers by path, tied ones under each of their names.  The arrays are the model's
+        own memory: writing into one edits the model.  Copy the result to keep a state."""
+        destination = OrderedDict() if destination is None else destination
+        kept_out = self._non_persistent_buffers_set
+        buffers = ((name, array) for name, array in self._buffers.items() if name not in kept_out)
+        for name, array in itertools.chain(self._parameters.items(), buffers):
+            if array is not None:
+                destination[prefix + name] = array if keep_vars else array.view(np.ndarray).view(Tensor)
+        for name, module in self._modules.items():
+            if module is not None:
+                module.state_dict(destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+        return destination
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        """Copy arrays into the parameters and persistent buffers of the same names; `assign` puts the arrays themselves
+        in their place.  One RuntimeError lists everything that does not fit, and then nothing has been changed."""
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"Expected state_dict to be dict-like, got {type(state_dict)}.")
+        keys, faults, plan = _IncompatibleKeys([], []), [], []
+        self._plan_loading(state_dict, list(state_dict), "", keys, faults, plan, assign)
+        if strict:
+            for kind, names in (("Unexpected", keys.unexpected_keys), ("Missing", keys.missing_keys)):
+                if names:
+                    faults.insert(0, f"{kind} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in names) + ". ")
+        if faults:
+            raise RuntimeError(f"Error(s) in loading state_dict for {self._get_name()}:\n\t" + "\n\t".join(faults))
+        for registry, name, values in plan:
+            if not assign:
+                registry[name][...] = values
+            elif isinstance(registry[name], Parameter) and not isinstance(values, Parameter):
+                registry[name] = Parameter(values)
+            else:
+                registry[name] = values
+        return keys
+
+    def _plan_loading(self, state_dict, names, prefix, keys, faults, plan, assign):
+        """Match the `names` that start with `prefix` with this module and below; changes nothing."""
+        own = {}
+        for registry in (self._parameters, self._buffers):
+            for name, array in registry.items():
+                if array is not None and (registry is self._parameters or name not in self._non_persistent_buffers_set):
+                    own[name] = registry
+        for name, registry in own.items():
+            key = prefix + name
+            if key not in state_dict:
+                keys.missing_keys.append(key)
+                continue
+            values, fault = _fitting(key, registry[name], state_dict[key], assign)
+            if fault is None:
+                plan.append((registry, name, values))
+            else:
+                faults.append(fault)
+
+        below = {name: [] for name, module in self._modules.items() if module is not None}
+        for key in names:
+            head, dot, _ = key[len(prefix) :].partition(".")
+            if dot and head in below:
+                below[head].append(key)
+            elif dot or head not in own:
+                keys.unexpected_keys.append(key)
+        for name, rest in below.items():
+            self._modules[name]._plan_loading(state_dict, rest, f"{prefix}{name}.", keys, faults, plan, assign)
+
+    def __getstate__(self):
+        state = {**self.__dict__, "_path": self._path}
+        state.update((name, getattr(self, name)) for name in _REGISTRIES)
+        state.update((name, table) for name in _OPTIONAL_TABLES if (table := getattr(self, name)))
+        return state
+
+    def __setstate__(self, state):
+        for name, value in state.items():
+            if name in _REGISTRIES or name in _OPTIONAL_TABLES or name == "_path":
+                setattr(self, name, value)
+            else:
+                self.__dict__[name] = value
+
+    # ---- dtype, device, mode
+
+    def to(self, *targets, device=None, dtype=None, non_blocking=False):
+        """Convert floating parameters and buffers to a dtype, in place; ties stay ties.  The one device is "cpu"."""
+        for target in targets:
+            name = _dtype_name(target)
+            if name is None:
+                device = target
+            else:
+                dtype = name
+        if device is not None and str(device) != "cpu":
+            raise CapabilityMissing(compose(f"{self._get_name()}.to: no device {str(device)!r}", expected="cpu"))
+        if dtype is not None:
+            wanted = _FLOATS.get(_dtype_name(dtype))
+            if wanted is None:
+                raise TypeError(f"{self._get_name()}.to only takes floating dtypes ({', '.join(_FLOATS)}), got {dtype}")
+            self._convert(wanted)
+        return self
+
+    def _convert(self, dtype):
+        done = {}  # id of the old array -> (old, new); the old one is kept so that its id stays its own
+        for module in self.modules():
+            for registry in (module._parameters, module._buffers):
+                for name, array in registry.items():
+                    if array is None or array.dtype not in _CONVERTED or array.dtype == dtype:
+                        continue
+                    if id(array) not in done:
+                        done[id(array)] = array, _converted(array, dtype)
+                    registry[name] = done[id(array)][1]
+
+    def type(self, dtype):
+        return self.to(dtype)
+
+    def float(self):
+        return self.to(np.float32)
+
+    def double(self):
+        return self.to(np.float64)
+
+    def half(self):
+        return self.to(np.float16)
+
+    def bfloat16(self):
+        return self.to(ml_dtypes.bfloat16)
+
+    def cpu(self):
+        return self
+
+    def cuda(self, device=None):
+        return self.to("cuda" if device is None else f"cuda:{device}")
+
+    @property
+    def training(self):
+        """Always False: there is no dropout and nothing to learn."""
+        return False
+
+    @training.setter
+    def training(self, mode):
+        self.train(mode)
+
+    def train(self, mode=True):
+        if not isinstance(mode, bool):
+            raise ValueError("training mode is expected to be boolean")
+        if mode:
+            warnings.warn("train(True) changes nothing: inference only", QwenrefWarning, stacklevel=2)
+        return self
+
+    def eval(self):
+        return self
+
+    def requires_grad_(self, requires_grad=True):
+        _inference_only("requires_grad_")
+
+    def zero_grad(self, set_to_none=True):
+        _inference_only("zero_grad")
+
+    def register_backward_hook(self, hook):
+        _inference_only("register_backward_hook")
+
+    def register_full_backward_hook(self, hook, prepend=False):
+        _inference_only("register_full_backward_hook")
+
+    def register_full_backward_pre_hook(self, hook, prepend=False):
+        _inference_only("register_full_backward_pre_hook")
+
+    # ---- display
+
+    def _get_name(self):
+        return type(self).__name__
+
+    def extra_repr(self):
+        """What the parentheses of the repr hold besides the children: one line, or several."""
+        return ""
+
+    def _child_lines(self):
+        return [f"({name}): {_indent(repr(module))}" for name, module in self._modules.items()]
+
+    def __repr__(self):
+        extra = self.extra_repr()
+        own, children = extra.split("\n") if extra else [], self._child_lines()
+        if len(own) <= 1 and not children:
+            return f"{self._get_name()}({extra})"
+        return "\n  ".join([f"{self._get_name()}(", *own, *children]) + "\n)"
+
+    def __dir__(self):
+        names = {*dir(type(self)), *self.__dict__, *self._parameters, *self._buffers, *self._modules}
+        return sorted(name for name in names if not name[:1].isdigit())
+
+
+def _dtype_name(target):
+    """Name of a dtype given by NumPy, by ml_dtypes, by name or by torch; None for what is a device."""
+    try:
+        return np.dtype(target).name
+    except TypeError:
+        name = str(target).removeprefix("torch.")
+        return name if name in _FLOATS or name != str(target) else None
+
+
+def _converted(array, dtype):
+    if not isinstance(array, Parameter):
+        return array.astype(dtype)
+    return Parameter.meta(array.shape, dtype) if array.is_meta else Parameter(array.astype(dtype))
+
+
+def _fitting(key, old, new, assign):
+    """The array to put where `old` is, or why `new` cannot go there: (values, None) or (None, reason)."""
+    if not hasattr(new, "shape") or not hasattr(new, "dtype"):
+        return None, f'While copying the parameter named "{key}", expected an array but received {type(new)}'
+    if old.shape == () and tuple(new.shape) == (1,):
+        new = new[0:1].reshape(())
+    if tuple(new.shape) != old.shape:
+        return None, (
+            f"size mismatch for {key}: copying a param with shape {tuple(new.shape)} from checkpoint, "
+            f"the shape in current model is {old.shape}."
+        )
+    try:
+        values = new if isinstance(new, np.ndarray) else np.asarray(new)
+        if values.dtype.hasobject:
+            raise TypeError("an array of Python objects is no weight")
+        np.zeros((), values.dtype).astype(old.dtype)
+        if not assign and not old.flags.writeable:
+            raise ValueError("the place has no memory to copy into (meta) or is read-only; pass assign=True")
+    except Exception as error:
+        return None, (
+            f'While copying the parameter named "{key}", whose dimensions in the model are {old.shape} and whose '
+            f"dimensions in the checkpoint are {tuple(new.shape)}, an exception occurred : {error.args}."
+        )
+    return values, None
+
+
+class ModuleList(Module):
+    """Modules by position.  They are registered under their numbers as names, so paths read `layers.3.mlp`."""
+
+    def __init__(self, modules=None):
+        super().__init__()
+        if modules is not None:
+            self.extend(modules)
+
+    def _name_of(self, index):
+        index, count = operator.index(index), len(self._modules)
+        if not -count <= index < count:
+            raise IndexError(f"index {index} is out of range")
+        return str(index % count)
+
+    def _renumber(self, modules):
+        self._modules = {str(i): module for i, module in enumerate(modules)}
+
+    def __getitem__(self, index):
+        """One module, or for a slice a new list of the same modules, numbered from 0."""
+        if isinstance(index, slice):
+            return type(self)(list(self._modules.values())[index])
+        return self._modules[self._name_of(index)]
+
+    def __setitem__(self, index, module):
+        setattr(self, self._name_of(index), module)
+
+    def __delitem__(self, index):
+        modules = list(self._modules.values())
+        del modules[index if isinstance(index, slice) else int(self._name_of(index))]
+        self._renumber(modules)
+
+    def __len__(self):
+        return len(self._modules)
+
+    def __iter__(self):
+        return iter(self._modules.values())
+
+    def __iadd__(self, modules):
+        return self.extend(modules)
+
+    def __add__(self, other):
+        return ModuleList([*self, *other])
+
+    def append(self, module):
+        self.add_module(str(len(self)), module)
+        return self
+
+    def extend(self, modules):
+        if not isinstance(modules, Iterable):
+            raise TypeError(f"ModuleList.extend should be called with an iterable, but got {type(modules).__name__}")
+        for module in list(modules):
+            self.append(module)
+        return self
+
+    def insert(self, index, module):
+        if not isinstance(module, Module):
+            raise TypeError(f"{_type_name(module)} is not a Module subclass")
+        modules = list(self._modules.values())
+        modules.insert(index, module)
+        self._renumber(modules)
+
+    def pop(self, index=-1):
+        module = self[index]
+        del self[index]
+        return module
+
+    def _child_lines(self):
+        """Runs of neighbours that print alike take one line."""
+        lines, start = [], 0
+        for text, run in itertools.groupby(map(repr, self)):
+            count = len(list(run))
+            head = f"({start}): " if count == 1 else f"({start}-{start + count - 1}): {count} x "
+            lines.append(_indent(head + text))
+            start += count
+        return lines
+
+    def __dir__(self):
+        return [name for name in super().__dir__() if not name.isdigit()]
