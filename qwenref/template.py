@@ -1,0 +1,224 @@
+"""Chat templates: find a checkpoint's own, render it in a sandbox with the functions transformers gives templates.
+
+Never repairs a conversation: what the template refuses is reported with the template's words and the message.
+"""
+
+import dataclasses
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from .errors import CheckpointError, InputError, TemplateError, compose
+from .hub import read_json
+
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+def find_templates(folder):
+    """{name: (source text, where it stands)} of a checkpoint folder; the usual one is called "default".
+
+    A `chat_template.jinja` beats what `tokenizer_config.json` holds, because that is what writers of both keep current.
+    """
+    folder = Path(folder)
+    found = {}
+    legacy = read_json(folder / "chat_template.json").get("chat_template")
+    inline = read_json(folder / "tokenizer_config.json").get("chat_template")
+    for name, value in (("chat_template.json", legacy), ("tokenizer_config.json", inline)):
+        found.update(_named_templates(value, folder / name))
+    files = [("default", folder / "chat_template.jinja")]
+    extra = folder / "additional_chat_templates"
+    if extra.is_dir():
+        files += [(path.stem, path) for path in sorted(extra.glob("*.jinja"))]
+    for name, path in files:
+        if path.is_file():
+            try:
+                found[name] = (path.read_text(encoding="utf-8"), str(path))
+            except (OSError, UnicodeDecodeError) as error:
+                raise CheckpointError(compose(f"{path}: cannot be read as UTF-8", found=error)) from error
+    return found
+
+
+def _named_templates(value, path):
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": (value, str(path))}
+    if isinstance(value, list) and all(isinstance(row, dict) and {"name", "template"} <= set(row) for row in value):
+        value = {row["name"]: row["template"] for row in value}
+    if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+        return {name: (text, f"{path} ({name})") for name, text in value.items()}
+    raise CheckpointError(
+        compose(
+            f"{path}: chat_template has no known form",
+            found=type(value).__name__,
+            expected='text, or a list of {"name", "template"}',
+        )
+    )
+
+
+class ChatTemplate:
+    """One compiled chat template.  `render(messages, ...)` gives the exact prompt text."""
+
+    def __init__(self, source, where="chat template", special_tokens=None):
+        import jinja2
+
+        self.source, self.where = source, where
+        self.special_tokens = dict(special_tokens or {})
+        try:
+            self._compiled = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                compose(f"{os.path.basename(where)}: line {error.lineno}: {error.message}", found=where)
+            ) from error
+
+    def __repr__(self):
+        return f"ChatTemplate({len(self.source):,} characters from {self.where})"
+
+    def render(self, messages, tools=None, add_generation_prompt=True, enable_thinking=None, **variables):
+        """The prompt text of a conversation.
+
+        messages   a list of {"role", "content", ...}; further keys are the template's business
+        tools      a list of JSON schemas, or None
+        enable_thinking=None leaves the choice to the template, which differs between checkpoints of one family
+        variables  anything else the template reads; they beat the checkpoint's special tokens of the same name
+        """
+        messages = _check_messages(messages)
+        values = {**self.special_tokens, "documents": None, **_plain(variables)}
+        if enable_thinking is not None:
+            values["enable_thinking"] = bool(enable_thinking)
+        values.update(messages=messages, tools=_check_tools(tools), add_generation_prompt=bool(add_generation_prompt))
+        try:
+            return self._compiled.render(values)
+        except Exception as error:  # a template is a program of the checkpoint and may fail in any way
+            raise self._explain(error, messages) from error
+
+    def _explain(self, error, messages):
+        at = _message_of(error, messages)
+        place = "chat template" if at is None else f"chat template, messages[{at}]"
+        words = str(error) or type(error).__name__
+        found = None if at is None else f"role {messages[at]['role']!r}, keys {', '.join(sorted(messages[at]))}"
+        wrapped = TemplateError(
+            compose(f"{place}: {words}", found=found, do=f"change the conversation, or read {self.where}")
+        )
+        wrapped.message_index = at
+        return wrapped
+
+
+def _environment():
+    from jinja2 import TemplateError as Raised
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Scope
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks assistant text for training; here the marked text is simply rendered."""
+
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    def raise_exception(message):
+        raise Raised(message)
+
+    def strftime_now(form):
+        return datetime.datetime.now().strftime(form)
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson  # jinja's own escapes <, > and & for HTML
+    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    return environment
+
+
+def _check_messages(messages):
+    if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
+        raise InputError(
+            compose(
+                "messages is not a list",
+                found=type(messages).__name__,
+                expected='[{"role": "user", "content": "..."}, ...]',
+            )
+        )
+    checked = []
+    for at, message in enumerate(messages):
+        message = _plain(message)
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InputError(
+                compose(
+                    f"messages[{at}] is not a message",
+                    found=repr(message)[:80],
+                    expected='a dict with "role" and "content"',
+                )
+            )
+        # Servers hand out `"content": null` and the like; to a template an absent key and null are not the same.
+        message = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((message[name] for name in _REASONING_NAMES if name in message), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        checked.append(message)
+    if not checked:
+        raise InputError(compose("messages is empty", expected="at least one message"))
+    return checked
+
+
+def _check_tools(tools):
+    if tools is None:
+        return None
+    if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools, "__iter__"):
+        raise InputError(compose("tools is not a list", found=type(tools).__name__, expected="a list of JSON schemas"))
+    tools = list(tools)
+    for at, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise InputError(
+                compose(f"tools[{at}] is not a JSON schema", found=type(tool).__name__, expected="an object (dict)")
+            )
+    return _plain(tools)
+
+
+def _plain(value):
+    """A copy built of JSON types only: a template is foreign code and must not reach the methods of rich objects."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind.__str__(value) if kind is str else kind(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):
+        return _plain(value.model_dump())
+    return f"<{type(value).__name__}>"
+
+
+def _message_of(error, messages):
+    """Index of the message a failing template was looking at, or None.
+
+    jinja rebuilds the traceback with the template's own variables, so the loop variable of the innermost frame that
+    holds one of the messages tells; two different ones in a frame tell nothing.
+    """
+    index = {id(message): at for at, message in enumerate(messages)}
+    best, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            held = {index[id(value)] for value in trace.tb_frame.f_locals.values() if id(value) in index}
+            if len(held) == 1:
+                best = held.pop()
+        trace = trace.tb_next
+    return best
