@@ -4,36 +4,66 @@
 enum { DELTA_BLOCK = 32 }; /* value columns that run through the whole prompt together, contiguous and in L1 */
 
 typedef struct delta_task {
-    float *o, *final, *block; /* block[threads,K,32] */
+    float *o, *final, *block, *query; /* block[threads,K,32], query[threads,K] */
     const float *q, *k, *v, *g, *beta, *state;
     const int64_t *step;
     int64_t T, G, H, K, V, blocks;
     float scale;
 } delta_task;
 
-/* One token on one block of columns:
+/* One token on sixteen columns:
  *     S *= exp(g);  u = (v - k^T S) beta;  S += k u^T;  o = (q scale)^T S
  * Each sum over the key index is four chains of fused multiply-adds, index i in chain i mod 4, added as (0+1)+(2+3).
  * The decayed S is computed again in the second pass instead of being stored in the first: same rounding, fewer writes. */
-QR_INLINE void delta_token(float *S, const float *q, const float *k, const float *v, float *o, int64_t K, float decay,
-                           float beta, float scale)
+QR_INLINE lanes delta_read(lanes sum, const float *S, float k, lanes decay)
 {
-    const lanes d = lanes_set(decay);
-    for (int c = 0; c < DELTA_BLOCK; c += LANES) {
-        lanes sum[4] = {lanes_set(0), lanes_set(0), lanes_set(0), lanes_set(0)};
-        for (int64_t i = 0; i < K; i++)
-            sum[i & 3] = lanes_fma(lanes_set(k[i]), lanes_mul(lanes_load(S + i * DELTA_BLOCK + c), d), sum[i & 3]);
-        const lanes read = lanes_add(lanes_add(sum[0], sum[1]), lanes_add(sum[2], sum[3]));
-        const lanes u = lanes_mul(lanes_sub(lanes_load(v + c), read), lanes_set(beta));
-        for (int j = 0; j < 4; j++)
-            sum[j] = lanes_set(0);
-        for (int64_t i = 0; i < K; i++) {
-            const lanes s = lanes_fma(lanes_set(k[i]), u, lanes_mul(lanes_load(S + i * DELTA_BLOCK + c), d));
-            lanes_store(S + i * DELTA_BLOCK + c, s);
-            sum[i & 3] = lanes_fma(lanes_set(q[i] * scale), s, sum[i & 3]);
-        }
-        lanes_store(o + c, lanes_add(lanes_add(sum[0], sum[1]), lanes_add(sum[2], sum[3])));
+    return lanes_fma(lanes_set(k), lanes_mul(lanes_load(S), decay), sum);
+}
+
+QR_INLINE lanes delta_write(lanes sum, float *S, float q, float k, lanes u, lanes decay)
+{
+    const lanes s = lanes_fma(lanes_set(k), u, lanes_mul(lanes_load(S), decay));
+    lanes_store(S, s);
+    return lanes_fma(lanes_set(q), s, sum);
+}
+
+static void delta_token(float *o, float *S, const float *q, const float *k, const float *v, int64_t K, float exp_g,
+                        float beta)
+{
+    enum { ROW = DELTA_BLOCK };
+    const lanes decay = lanes_set(exp_g);
+    lanes s0 = lanes_set(0), s1 = s0, s2 = s0, s3 = s0;
+    int64_t i = 0;
+    for (; i + 4 <= K; i += 4) {
+        s0 = delta_read(s0, S + i * ROW, k[i], decay);
+        s1 = delta_read(s1, S + (i + 1) * ROW, k[i + 1], decay);
+        s2 = delta_read(s2, S + (i + 2) * ROW, k[i + 2], decay);
+        s3 = delta_read(s3, S + (i + 3) * ROW, k[i + 3], decay);
     }
+    if (i < K)
+        s0 = delta_read(s0, S + i * ROW, k[i], decay);
+    if (i + 1 < K)
+        s1 = delta_read(s1, S + (i + 1) * ROW, k[i + 1], decay);
+    if (i + 2 < K)
+        s2 = delta_read(s2, S + (i + 2) * ROW, k[i + 2], decay);
+
+    const lanes read = lanes_add(lanes_add(s0, s1), lanes_add(s2, s3));
+    const lanes u = lanes_mul(lanes_sub(lanes_load(v), read), lanes_set(beta));
+
+    s0 = s1 = s2 = s3 = lanes_set(0);
+    for (i = 0; i + 4 <= K; i += 4) {
+        s0 = delta_write(s0, S + i * ROW, q[i], k[i], u, decay);
+        s1 = delta_write(s1, S + (i + 1) * ROW, q[i + 1], k[i + 1], u, decay);
+        s2 = delta_write(s2, S + (i + 2) * ROW, q[i + 2], k[i + 2], u, decay);
+        s3 = delta_write(s3, S + (i + 3) * ROW, q[i + 3], k[i + 3], u, decay);
+    }
+    if (i < K)
+        s0 = delta_write(s0, S + i * ROW, q[i], k[i], u, decay);
+    if (i + 1 < K)
+        s1 = delta_write(s1, S + (i + 1) * ROW, q[i + 1], k[i + 1], u, decay);
+    if (i + 2 < K)
+        s2 = delta_write(s2, S + (i + 2) * ROW, q[i + 2], k[i + 2], u, decay);
+    lanes_store(o, lanes_add(lanes_add(s0, s1), lanes_add(s2, s3)));
 }
 
 static void delta_block(const delta_task *task, int64_t b, int64_t h, int64_t block, int thread)
@@ -42,7 +72,7 @@ static void delta_block(const delta_task *task, int64_t b, int64_t h, int64_t bl
     const int64_t c0 = block * DELTA_BLOCK, width = V - c0 < DELTA_BLOCK ? V - c0 : DELTA_BLOCK;
     const int64_t at = (b * H + h) * K * V + c0, group = h / (H / G);
     const size_t bytes = (size_t)width * sizeof(float), all = (size_t)(K * DELTA_BLOCK) * sizeof(float);
-    float *const S = task->block + thread * K * DELTA_BLOCK;
+    float *const S = task->block + thread * K * DELTA_BLOCK, *const scaled = task->query + thread * K;
     float v[DELTA_BLOCK] = {0}, o[DELTA_BLOCK];
 
     memset(S, 0, all);
@@ -58,8 +88,12 @@ static void delta_block(const delta_task *task, int64_t b, int64_t h, int64_t bl
         if (code == STEP_RESTART)
             memset(S, 0, all);
         memcpy(v, task->v + (token * H + h) * V + c0, bytes);
-        delta_token(S, task->q + (token * G + group) * K, task->k + (token * G + group) * K, v, o, K,
-                    qr_exp(task->g[token * H + h]), task->beta[token * H + h], task->scale);
+        const float *const q = task->q + (token * G + group) * K, *const k = task->k + (token * G + group) * K;
+        const float exp_g = qr_exp(task->g[token * H + h]), beta = task->beta[token * H + h];
+        for (int64_t i = 0; i < K; i++)
+            scaled[i] = q[i] * task->scale;
+        for (int64_t c = 0; c < width; c += LANES)
+            delta_token(o + c, S + c, scaled, k, v + c, K, exp_g, beta);
         memcpy(out, o, bytes);
     }
     for (int64_t i = 0; task->final != NULL && i < K; i++)
@@ -75,14 +109,28 @@ static void delta_blocks(void *context, int64_t begin, int64_t end, int thread)
 
 QR_OP(gated_delta_rule,
       "gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?, "
-      "step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, _block[#,K,32]:f",
+      "step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, _block[#,K,32]:f, _query[#,K]:f",
       "per token: S *= exp(g), u = (v - k^T S) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first")
 {
     const int64_t B = DIM('B'), T = DIM('T'), G = DIM('G'), H = DIM('H'), K = DIM('K'), V = DIM('V');
-    delta_task task = {
-        OUT(0),          OUT(1),    OUT(2), IN(0), IN(1), IN(2), IN(3), IN(4),
-        IN(5),           IN_I64(6), T,      G,     H,     K,     V,     (V + DELTA_BLOCK - 1) / DELTA_BLOCK,
-        (float)SCALAR(0)};
+    delta_task task = {.o = OUT(0),
+                       .final = OUT(1),
+                       .block = OUT(2),
+                       .query = OUT(3),
+                       .q = IN(0),
+                       .k = IN(1),
+                       .v = IN(2),
+                       .g = IN(3),
+                       .beta = IN(4),
+                       .state = IN(5),
+                       .step = IN_I64(6),
+                       .T = T,
+                       .G = G,
+                       .H = H,
+                       .K = K,
+                       .V = V,
+                       .blocks = (V + DELTA_BLOCK - 1) / DELTA_BLOCK,
+                       .scale = (float)SCALAR(0)};
     if (G == 0 ? H > 0 : H % G != 0) {
         qr_fail(call->error, QR_BAD_SHAPE,
                 "gated_delta_rule: value heads do not fall into groups of equal size\n    found    %lld value heads, "
@@ -91,5 +139,5 @@ QR_OP(gated_delta_rule,
         return;
     }
     if (steps_are_valid(call, task.step, B * T, T))
-        qr_parallel(call, B * H * task.blocks, 1, delta_blocks, &task);
+        qr_parallel(call, B * H * task.blocks, QR_GRAIN / ((T + 1) * (K + 1) * DELTA_BLOCK) + 1, delta_blocks, &task);
 }

@@ -48,48 +48,66 @@ QR_INLINE float qr_exp(float x)
     return e.p * qr_power_of_two(half) * qr_power_of_two(e.n - half);
 }
 
-/* exp(-|x|) before its last scaling: p 2^half, with 2^rest still to be multiplied in. */
-QR_INLINE float qr_sigmoid(float x)
+/* All ones where x has its sign bit set, else zero. */
+QR_INLINE uint32_t qr_sign_mask(float x)
 {
-    float m = x < 0 ? x : -x;
-    m = m < -110.0f ? -110.0f : m;
-    const qr_exp_parts e = qr_exp_split(m);
-    const int32_t half = e.n >> 1;
-    const float scale = qr_power_of_two(half), rest = qr_power_of_two(e.n - half);
-    const float small = e.p * scale, power = small * rest;
-    const float above = x < 0 ? small : 1.0f, after = x < 0 ? rest : 1.0f;
-    return above / (1.0f + power) * after;
+    return 0u - (qr_bits(x) >> 31);
 }
 
-QR_INLINE float qr_silu(float x)
+/* a where the mask is set, b elsewhere. Conditions on x would be turned into branches, and branches stop SIMD. */
+QR_INLINE float qr_select(uint32_t mask, float a, float b)
 {
-    float m = x < 0 ? x : -x;
+    return qr_float((qr_bits(a) & mask) | (qr_bits(b) & ~mask));
+}
+
+/* numerator e^-|x| / (1 + e^-|x|) for x < 0, numerator / (1 + e^-|x|) else; |numerator| e^-|x| may be subnormal. */
+QR_INLINE float qr_logistic(float x, float numerator)
+{
+    float m = -fabsf(x);
     m = m < -150.0f ? -150.0f : m;
     const qr_exp_parts e = qr_exp_split(m);
+    /* e^m = (p + tail) 2^half 2^rest; the last factor multiplies the finished quotient, which is rounded there once */
     const int32_t half = e.n >> 1;
-    const float scale = qr_power_of_two(half), rest = qr_power_of_two(e.n - half);
-    const float small = e.p * scale, power = small * rest;
-    const float above = x < 0 ? m * small : x, after = x < 0 ? rest : 1.0f;
-    return above / (1.0f + power) * after;
+    const float first = qr_power_of_two(half), rest = qr_power_of_two(e.n - half);
+    const float p = e.p * first, tail = e.tail * first, power = p * rest;
+    const uint32_t negative = qr_sign_mask(x);
+    const float factor = qr_select(negative, p, 1.0f), factor_tail = qr_select(negative, tail, 0.0f);
+    const float above = numerator * factor;
+    const float above_tail = fmaf(numerator, factor_tail, fmaf(numerator, factor, -above));
+    const float below = 1.0f + power, below_tail = fmaf(tail, rest, power - (below - 1.0f));
+    /* one step of Newton on the quotient brings back what the roundings above lost */
+    const float inverse = 1.0f / below, y = above * inverse;
+    const float error = fmaf(-y, below, above) + fmaf(-y, below_tail, above_tail);
+    return fmaf(error, inverse, y) * qr_select(negative, rest, 1.0f);
+}
+
+QR_INLINE float qr_sigmoid(float x)
+{
+    return qr_logistic(x, 1.0f);
+}
+
+/* x sigmoid(x), -0 at minus infinity. From 18 up the answer rounds to x, and the corrections of an infinite x are NaN. */
+QR_INLINE float qr_silu(float x)
+{
+    const float bounded = x < -150.0f ? -150.0f : x, y = qr_logistic(x, bounded);
+    return qr_select(0u - (uint32_t)(x > 18.0f), x, y);
 }
 
 /* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|) */
 QR_INLINE float qr_softplus(float x)
 {
-    float m = x < 0 ? x : -x;
-    m = m < -110.0f ? -110.0f : m;
-    const float e = qr_exp(m);
+    const float e = qr_exp(-fabsf(x));
     /* log(1 + e) = u (1 + u^2/12 + u^4/80 + ...), u = e / (1 + e/2); `rest` is what u lost to rounding */
     const float below = fmaf(e, 0.5f, 1.0f), lost = fmaf(e, 0.5f, 1.0f - below);
     const float u = e / below, rest = fmaf(-u, lost, fmaf(-u, below, e)) / below, s = u * u;
-    float c = 0x1.3b13b2p-16f * 1.0f;
+    float c = 0x1.3b13b2p-16f;
     c = fmaf(c, s, 0x1.745d18p-14f);
     c = fmaf(c, s, 0x1.c71c72p-12f);
     c = fmaf(c, s, 0x1.24924ap-9f);
     c = fmaf(c, s, 0x1.99999ap-7f);
     c = fmaf(c, s, 0x1.555556p-4f);
     const float log1p = u + fmaf(c * s, u, rest);
-    return x > 0 ? x + log1p : x != x ? x : log1p;
+    return (x > 0 ? x : 0.0f) + log1p;
 }
 
 /* log(x) in double for a positive normal x: x = m 2^n, log m = 2 atanh((m - 1) / (m + 1)). */

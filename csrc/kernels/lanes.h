@@ -187,16 +187,75 @@ QR_INLINE void lanes_store_tail(float *p, lanes a, int64_t n)
     memcpy(p, v, (size_t)n * sizeof *p);
 }
 
+/* Unroll the loop over a few accumulators that follows: an array of them is kept in registers only then. */
+#if defined(__clang__)
+#define QR_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define QR_UNROLL _Pragma("GCC unroll 16")
+#else
+#define QR_UNROLL
+#endif
+
+#if defined(QR_HAVE_AVX2)
+
+QR_INLINE __m256 lanes_low(lanes a)
+{
+#if defined(QR_HAVE_AVX512)
+    return _mm512_castps512_ps256(a.v);
+#else
+    return a.lo;
+#endif
+}
+
+QR_INLINE __m256 lanes_high(lanes a)
+{
+#if defined(QR_HAVE_AVX512)
+    return _mm512_extractf32x8_ps(a.v, 1);
+#else
+    return a.hi;
+#endif
+}
+
+/* The tree over the lanes of four sums at once: every step adds adjacent pairs. */
+QR_INLINE void lanes_sum4(float *out, lanes a, lanes b, lanes c, lanes d)
+{
+    const __m256 ab =
+        _mm256_hadd_ps(_mm256_hadd_ps(lanes_low(a), lanes_high(a)), _mm256_hadd_ps(lanes_low(b), lanes_high(b)));
+    const __m256 cd =
+        _mm256_hadd_ps(_mm256_hadd_ps(lanes_low(c), lanes_high(c)), _mm256_hadd_ps(lanes_low(d), lanes_high(d)));
+    const __m128 ab8 = _mm_add_ps(_mm256_castps256_ps128(ab), _mm256_extractf128_ps(ab, 1));
+    const __m128 cd8 = _mm_add_ps(_mm256_castps256_ps128(cd), _mm256_extractf128_ps(cd, 1));
+    _mm_storeu_ps(out, _mm_hadd_ps(ab8, cd8));
+}
+
 /* The tree over the lanes. */
 QR_INLINE float lanes_sum(lanes a)
 {
-    float v[LANES];
-    lanes_store(v, a);
+    const __m256 pairs = _mm256_hadd_ps(lanes_low(a), lanes_high(a)), fours = _mm256_hadd_ps(pairs, pairs);
+    const __m128 eights = _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1));
+    return _mm_cvtss_f32(_mm_hadd_ps(eights, eights));
+}
+
+#else
+
+/* The tree over the lanes. */
+QR_INLINE float lanes_sum(lanes a)
+{
     for (int n = LANES / 2; n > 0; n /= 2)
         for (int i = 0; i < n; i++)
-            v[i] = v[2 * i] + v[2 * i + 1];
-    return v[0];
+            a.v[i] = a.v[2 * i] + a.v[2 * i + 1];
+    return a.v[0];
 }
+
+QR_INLINE void lanes_sum4(float *out, lanes a, lanes b, lanes c, lanes d)
+{
+    out[0] = lanes_sum(a);
+    out[1] = lanes_sum(b);
+    out[2] = lanes_sum(c);
+    out[3] = lanes_sum(d);
+}
+
+#endif
 
 QR_INLINE float lanes_top(lanes a)
 {
