@@ -260,12 +260,18 @@ def rope(x, cos, sin):
 # ---------------------------------------------------------------------------------------------- attention
 
 
-def _visible(begin, end, S):
+def _visible(op, begin, end, S):
     """(b, t, lo, hi) of every query that sees a key. Keys outside are not touched: they may hold anything, even NaN."""
+    bad = np.argwhere((begin < 0) | (begin > end) | (end > S))
+    if len(bad):
+        b, t = bad[0].tolist()
+        found, expected = f"begin={begin[b, t]}, end={end[b, t]}", f"0 <= begin <= end <= S={S}"
+        raise InputError(
+            compose(f"{op}: token {t} of row {b} attends outside the keys", found=found, expected=expected)
+        )
     for (b, t), lo in np.ndenumerate(begin):
-        lo, hi = max(lo, 0), min(end[b, t], S)
-        if lo < hi:
-            yield b, t, lo, hi
+        if lo < end[b, t]:
+            yield b, t, lo, end[b, t]
 
 
 def _per_head(where, x, H, axis):
@@ -283,7 +289,7 @@ def attention_scores(q, k, begin, end, scale):
     B, T, Q, _ = q.shape
     k = _per_head("attention_scores", k, Q, 1)
     s = np.full((B, Q, T, k.shape[2]), -np.inf)
-    for b, t, lo, hi in _visible(begin, end, k.shape[2]):
+    for b, t, lo, hi in _visible("attention_scores", begin, end, k.shape[2]):
         s[b, :, t, lo:hi] = np.einsum("qd,qsd->qs", q[b, t], k[b, :, lo:hi]) * scale
     return s
 
@@ -292,7 +298,7 @@ def attention_scores(q, k, begin, end, scale):
 def attention_softmax(s, begin, end):
     """p = softmax(s) over begin <= key < end, zero elsewhere; a query that sees nothing attends to nothing"""
     p = np.zeros(s.shape)
-    for b, t, lo, hi in _visible(begin, end, s.shape[3]):
+    for b, t, lo, hi in _visible("attention_softmax", begin, end, s.shape[3]):
         p[b, :, t, lo:hi] = softmax(s[b, :, t, lo:hi])
     return p
 
@@ -303,7 +309,7 @@ def attention_mix(p, v, begin, end):
     B, Q, T, S = p.shape
     v = _per_head("attention_mix", v, Q, 1)
     o = np.zeros((B, T, Q, v.shape[3]))
-    for b, t, lo, hi in _visible(begin, end, S):
+    for b, t, lo, hi in _visible("attention_mix", begin, end, S):
         o[b, t] = np.einsum("qs,qsd->qd", p[b, :, t, lo:hi], v[b, :, lo:hi])
     return o
 
@@ -320,13 +326,17 @@ def attention(q, k, v, begin, end, scale):
 SKIP, ADVANCE, RESTART = 0, 1, 2  # step[b,t]: a pad leaves no trace; a token; the first token of a packed sequence
 
 
-def _steps(step, B, T):
+def _steps(op, step, B, T):
     """(b, t, restart) of every token that is not skipped, in order of time"""
-    for b in range(B):
-        for t in range(T):
-            code = ADVANCE if step is None else step[b, t]
-            if code != SKIP:
-                yield b, t, code == RESTART
+    step = np.full((B, T), ADVANCE) if step is None else step
+    bad = np.argwhere((step < SKIP) | (step > RESTART))
+    if len(bad):
+        b, t = bad[0].tolist()
+        first, expected = f"{op}: step of token {t} of row {b} is not a step code", "0 skip, 1 advance or 2 restart"
+        raise InputError(compose(first, found=step[b, t], expected=expected))
+    for (b, t), code in np.ndenumerate(step):
+        if code != SKIP:
+            yield b, t, code == RESTART
 
 
 @op("causal_conv1d(x[B,T,C], w[C,1,W], window[B,C,W-1]?, step[B,T]:i?) -> y[B,T,C], next[B,C,W-1]?")
@@ -337,7 +347,7 @@ def causal_conv1d(x, w, window=None, step=None):
     W = w.shape[2]
     window = np.zeros((B, C, W - 1)) if window is None else window
     y = np.zeros(x.shape)
-    for b, t, restart in _steps(step, B, T):
+    for b, t, restart in _steps("causal_conv1d", step, B, T):
         if restart:
             window[b] = 0
         inputs = np.concatenate([window[b], x[b, t, :, None]], 1)  # [C,W]
@@ -356,7 +366,7 @@ def gated_delta_rule(q, k, v, g, beta, state=None, step=None, scale=1):
     q, k = _per_head("gated_delta_rule", q, H, 2) * scale, _per_head("gated_delta_rule", k, H, 2)
     S = np.zeros((B, H, q.shape[3], V)) if state is None else state
     o = np.zeros(v.shape)
-    for b, t, restart in _steps(step, B, T):
+    for b, t, restart in _steps("gated_delta_rule", step, B, T):
         if restart:
             S[b] = 0
         S[b] *= np.exp(g[b, t])[:, None, None]

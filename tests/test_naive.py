@@ -302,6 +302,10 @@ def test_mistakes_name_op_parameter_found_and_expected():
         naive.embedding([[0, 4]], np.ones((4, 2)))
     with pytest.raises(InputError, match="-1"):
         naive.embedding(-1, np.ones((4, 2)))
+    with pytest.raises(InputError, match="attention_mix: token 1 of row 0 attends outside the keys"):
+        naive.attention_mix(np.ones((1, 1, 2, 3)), np.ones((1, 1, 3, 2)), [[0, 1]], [[3, 4]])
+    with pytest.raises(InputError, match="causal_conv1d: step of token 0 of row 0 is not a step code\n    found    3"):
+        naive.causal_conv1d(np.ones((1, 1, 3)), np.ones((3, 1, 4)), step=[[3]])
     with pytest.raises(TypeError, match="'w'"):
         naive.rms_norm(np.ones(3))
 
