@@ -71,6 +71,8 @@ static int parse_dim(cursor *c, qr_dim *out)
         out->letter = *c->at++;
         if (accept(c, '-'))
             out->offset = -parse_number(c);
+        else if (accept(c, '+'))
+            out->offset = parse_number(c);
         return 0;
     }
     return syntax(c, "a dimension");
@@ -158,7 +160,7 @@ const char *qr_param_text(const qr_param *param, char *buffer, size_t size)
         if (dim->letter == 0)
             n += (size_t)snprintf(buffer + n, size - n, "%s%lld", comma, (long long)dim->offset);
         else if (dim->offset != 0)
-            n += (size_t)snprintf(buffer + n, size - n, "%s%c%lld", comma, dim->letter, (long long)dim->offset);
+            n += (size_t)snprintf(buffer + n, size - n, "%s%c%+lld", comma, dim->letter, (long long)dim->offset);
         else
             n += (size_t)snprintf(buffer + n, size - n, "%s%c", comma, dim->letter);
     }

@@ -10,7 +10,7 @@
  *   i  int64                                   d  float64
  *   ?  optional input, or output computed only when asked for (with the same arithmetic)
  *   _  a leading underscore marks scratch: allocated for the call, not returned
- * Dimensions are letters A-Z, a number, `W-1`, `*` (any leading dimensions) or `#` (threads). */
+ * Dimensions are letters A-Z, a number, `W-1` or `W+1`, `*` (any leading dimensions) or `#` (threads). */
 typedef struct qr_dim {
     char letter;    /* 'A'..'Z', '*', '#', or 0 for a plain number */
     int64_t offset; /* added to the letter's value; the number itself when letter is 0 */
