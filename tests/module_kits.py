@@ -1,0 +1,58 @@
+"""The same script on a torch tree and on ours: what each side calls its parts, and what a script saw."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+
+def _ours():
+    from qwenref import module
+    from qwenref.parameter import Parameter
+
+    return SimpleNamespace(
+        Module=module.Module,
+        ModuleList=module.ModuleList,
+        Parameter=Parameter,
+        RemovableHandle=module.RemovableHandle,
+        array=lambda values: np.array(values, np.float32),
+        global_hook=module.register_module_forward_hook,
+        global_pre_hook=module.register_module_forward_pre_hook,
+    )
+
+
+def _torch():
+    torch = pytest.importorskip("torch", reason="torch is the witness here: pip install 'qwenref[test]'")
+    modules = torch.nn.modules.module
+    return SimpleNamespace(
+        Module=torch.nn.Module,
+        ModuleList=torch.nn.ModuleList,
+        Parameter=lambda values: torch.nn.Parameter(values, requires_grad=False),
+        RemovableHandle=torch.utils.hooks.RemovableHandle,
+        array=lambda values: torch.tensor(values, dtype=torch.float32),
+        global_hook=modules.register_module_forward_hook,
+        global_pre_hook=modules.register_module_forward_pre_hook,
+    )
+
+
+KITS = {"qwenref": _ours, "torch": _torch}
+
+
+def builtin_name(error):
+    """The built-in class an exception can be caught as: ours are children of those torch raises."""
+    return next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
+
+
+def transcript(script, kit):
+    """Everything `script(kit, log)` logged, an exception it let out, and how many warnings it gave."""
+    log = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            script(kit, log.append)
+        except Exception as error:
+            log.append(("raised", builtin_name(error)))
+    if caught:
+        log.append(("warnings", len(caught)))
+    return log
