@@ -112,6 +112,16 @@ take_scalar(Call *c, int i)
     return 0;
 }
 
+/* A weight of the meta device: shape and dtype over one shared element. Copying it would make gigabytes of zeros. */
+static bool
+has_no_data(PyArrayObject *a)
+{
+    bool spread = PyArray_SIZE(a) > 1 && !PyArray_ISWRITEABLE(a);
+    for (int d = 0; spread && d < PyArray_NDIM(a); d++)
+        spread = PyArray_STRIDE(a, d) == 0;
+    return spread;
+}
+
 static int
 wrong_dtype(Call *c, int i, PyArrayObject *array, const char *expected)
 {
@@ -179,6 +189,14 @@ conform(Call *c, int i)
     const qr_dtype dtype = qr_dtype_of(c->state, typenum);
     const bool half = dtype == QR_BF16 || dtype == QR_F16;
 
+    if ((p->kind == 'w' || p->kind == 'v') && has_no_data(array)) {
+        qr_fail(&c->error, QR_NOT_CAPABLE,
+                "%s: %s is a parameter without data (device \"meta\")\n    do       open the checkpoint with "
+                "from_pretrained(...), or draw weights with from_config(..., seed=0)",
+                c->op->signature.name, p->name);
+        Py_DECREF(array);
+        return NULL;
+    }
     switch (p->kind) {
     case 'i':
         if (dtype == QR_I64 && plain(array))
@@ -408,17 +426,16 @@ op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kw
 
     if (PyContextVar_Get(state->numerics, NULL, &profile) < 0)
         return NULL;
-    if (profile != Py_None) {
-        PyObject *other = PyObject_GetItem(profile, op->name); /* new */
+    if (profile != Py_None) { /* a dict: numerics.py sets nothing else */
+        PyObject *other = Py_XNewRef(PyDict_GetItemWithError(profile, op->name));
         Py_DECREF(profile);
         if (other != NULL) {
             result = PyObject_Vectorcall(other, args, nargsf, kwnames);
             Py_DECREF(other);
             return result;
         }
-        if (!PyErr_ExceptionMatches(PyExc_KeyError))
+        if (PyErr_Occurred())
             return NULL;
-        PyErr_Clear();
     } else {
         Py_DECREF(profile);
     }

@@ -1,0 +1,96 @@
+"""qwenref: the reference runtime for the Qwen3.5 family of language models.
+
+    model = qwenref.from_pretrained("tiny")
+    print(model)
+    model.chat([{"role": "user", "content": "How much is 31 plus 23?"}]).text
+"""
+
+from qwenref import ops
+from qwenref._C import get_num_threads, set_num_threads
+from qwenref._version import __version__
+from qwenref.cache import Cache
+from qwenref.errors import (
+    CapabilityMissing,
+    CheckpointError,
+    ConfigError,
+    DTypeError,
+    HookError,
+    InputError,
+    QwenrefError,
+    QwenrefWarning,
+    ShapeError,
+)
+from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding, SiLUActivation
+from qwenref.loading import from_config, from_pretrained
+from qwenref.model import ForCausalLM, ForConditionalGeneration, Model
+from qwenref.module import Module, ModuleList
+from qwenref.numerics import numerics
+from qwenref.parameter import Parameter
+from qwenref.sizes import cache_size, mixers, parameters
+from qwenref.text import Attention, DecoderLayer, GatedDeltaNet, TextModel
+
+
+def show_config():
+    """Print version, instruction level, threads and the libraries in use."""
+    import platform
+
+    import ml_dtypes
+    import numpy
+
+    from qwenref._C import cpu_level
+
+    print(f"qwenref    {__version__}")
+    print(f"python     {platform.python_version()} · numpy {numpy.__version__} · ml_dtypes {ml_dtypes.__version__}")
+    print(f"cpu        {platform.machine()} · instruction level {cpu_level()}   (QWENREF_CPU)")
+    print(f"threads    {get_num_threads()}   (QWENREF_NUM_THREADS)")
+
+
+def render(model, messages, **options):
+    """The exact prompt of a conversation, as text and ids; see `qwenref.generate.render`."""
+    from qwenref.generate import render
+
+    return render(model, messages, **options)
+
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "Cache",
+    "CapabilityMissing",
+    "CheckpointError",
+    "ConfigError",
+    "Conv1d",
+    "DTypeError",
+    "DecoderLayer",
+    "Embedding",
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "GatedDeltaNet",
+    "HookError",
+    "InputError",
+    "Linear",
+    "Model",
+    "Module",
+    "ModuleList",
+    "Parameter",
+    "QwenrefError",
+    "QwenrefWarning",
+    "RMSNorm",
+    "RMSNormGated",
+    "RotaryEmbedding",
+    "ShapeError",
+    "SiLUActivation",
+    "TextModel",
+    "__version__",
+    "cache_size",
+    "from_config",
+    "from_pretrained",
+    "get_num_threads",
+    "mixers",
+    "numerics",
+    "ops",
+    "parameters",
+    "render",
+    "set_num_threads",
+    "show_config",
+]

@@ -1,0 +1,128 @@
+"""What a caller may hand to a model, made uniform, and the one error for everything else.
+
+Nothing here changes a model or a cache: every check runs before the first op.
+"""
+
+import difflib
+
+import numpy as np
+
+from qwenref.errors import DTypeError, InputError, ShapeError, compose
+
+
+def refuse_unknown(unknown, known, owner="forward"):
+    """TypeError for keyword arguments that do not exist, with the nearest that does."""
+    for name in unknown:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TypeError(f"{owner}: unexpected '{name}'{hint}")
+
+
+def integers(values, name, dims):
+    """int64 array of one of the given numbers of dimensions, from any integer array-like."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype == object:
+        raise ShapeError(compose(f"{name}: rows of different lengths", do="pad them and pass attention_mask"))
+    if array.size == 0 and not isinstance(values, np.ndarray):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise DTypeError(compose(f"{name}: {array.dtype} numbers", expected="integers"))
+    if array.ndim not in dims:
+        expected = " or ".join(f"{n}-D" for n in dims)
+        raise ShapeError(compose(f"{name}: {array.ndim}-D", found=f"shape {list(array.shape)}", expected=expected))
+    return np.ascontiguousarray(array, np.int64)
+
+
+def checked_ids(input_ids, vocab_size):
+    """[B, T] int64 ids, each inside the vocabulary, at least one token."""
+    ids = integers(input_ids, "input_ids", (1, 2))
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.size == 0:
+        raise InputError(compose("input_ids: an empty prompt", found=f"shape {list(ids.shape)}", expected="a token"))
+    bad = (ids < 0) | (ids >= vocab_size)
+    if bad.any():
+        row, t = np.argwhere(bad)[0]
+        more = f" ({int(bad.sum()):,} such ids)" if bad.sum() > 1 else ""
+        raise InputError(f"input_ids[{row}, {t}] is {int(ids[row, t]):,}; the vocabulary has {vocab_size:,}{more}")
+    return ids
+
+
+def hidden_or_ids(config, input_ids, inputs_embeds):
+    """(ids, None) or (None, embeddings float [B, T, H]): exactly one of the two is given."""
+    if (input_ids is None) == (inputs_embeds is None):
+        found = "neither" if input_ids is None else "both"
+        raise InputError(compose("forward: input_ids or inputs_embeds", found=found, expected="exactly one of the two"))
+    if input_ids is not None:
+        return checked_ids(input_ids, config.vocab_size), None
+    hidden = np.asarray(inputs_embeds)
+    if hidden.ndim != 3 or hidden.shape[2] != config.hidden_size or hidden.shape[1] == 0:
+        raise ShapeError(
+            compose(
+                "inputs_embeds: wrong shape",
+                found=f"{hidden.dtype} {list(hidden.shape)}",
+                expected=f"[B, T, H {config.hidden_size:,}]   (config.hidden_size)",
+            )
+        )
+    return None, hidden
+
+
+def checked_mask(mask, batch, tokens, past):
+    """bool [B, T] of the new tokens, or None.  `mask` may also cover what was fed before: [B, past + T]."""
+    if mask is None:
+        return None
+    array = np.asarray(mask)
+    if array.dtype != bool and array.dtype.kind not in "iuf":
+        raise DTypeError(compose(f"attention_mask: {array.dtype}", expected="booleans, or 1 for keep and 0 for pad"))
+    columns = past.shape[1]
+    if array.shape not in ((batch, tokens), (batch, columns + tokens)):
+        both = f"[{batch}, {tokens}]" + (f" or [{batch}, {columns + tokens}]" if columns else "")
+        raise ShapeError(compose("attention_mask: wrong shape", found=list(array.shape), expected=both))
+    if not np.isin(array, (0, 1)).all():
+        raise InputError(compose("attention_mask: values other than 0 and 1", do="pass 1 to keep a token, 0 to skip it"))
+    array = array.astype(bool)
+    if array.shape[1] > tokens:
+        if (array[:, :columns] != past).any():
+            row, t = np.argwhere(array[:, :columns] != past)[0]
+            raise InputError(
+                compose(
+                    f"attention_mask[{row}, {t}] differs from what was fed before",
+                    found=int(array[row, t]),
+                    expected=f"{int(past[row, t])}: a token in the cache cannot be masked afterwards",
+                )
+            )
+        array = array[:, columns:]
+    return array
+
+
+def checked_positions(position_ids, batch, tokens):
+    """int64 [3, B, T] from [B, T], [3, B, T] or [4, B, T] (whose first row is the text's own), or None."""
+    if position_ids is None:
+        return None
+    array = integers(position_ids, "position_ids", (2, 3))
+    shapes = {(batch, tokens), (1, tokens), (3, batch, tokens), (4, batch, tokens)}
+    if array.shape not in shapes:
+        raise ShapeError(
+            compose(
+                "position_ids: wrong shape",
+                found=list(array.shape),
+                expected=f"[{batch}, {tokens}] or [3, {batch}, {tokens}]",
+            )
+        )
+    if (array < 0).any():
+        raise InputError(compose("position_ids: negative positions", found=int(array.min()), expected="0 or more"))
+    return np.broadcast_to(array, (3, batch, tokens)) if array.ndim == 2 else array[-3:]
+
+
+def checked_sequences(sequence_ids, batch, tokens):
+    """int64 [B, T] sequence numbers of packed rows, or None."""
+    if sequence_ids is None:
+        return None
+    array = integers(sequence_ids, "sequence_ids", (2,))
+    if array.shape != (batch, tokens):
+        raise ShapeError(
+            compose("sequence_ids: wrong shape", found=list(array.shape), expected=f"[{batch}, {tokens}]")
+        )
+    return array

@@ -1,0 +1,134 @@
+"""The small modules every block is made of: linears, norms, embedding, convolution, activation, rotary table, MLP.
+
+Letters: B batch, T new tokens, H hidden, I inner width, D head dim, C channels, W conv width, F rotary frequencies.
+A weight is what the file stores: nothing is folded, renamed or transposed.
+"""
+
+import numpy as np
+
+from qwenref import ops
+from qwenref.module import Module
+from qwenref.parameter import Parameter
+
+
+class Linear(Module):
+    """y = x W^T + b.  x [*, in_features] float32 -> [*, out_features] float32; weight [out_features, in_features]."""
+
+    def __init__(self, in_features, out_features, bias=False, dtype="bfloat16"):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter.meta((out_features, in_features), dtype)
+        self.register_parameter("bias", Parameter.meta((out_features,), dtype) if bias else None)
+
+    def extra_repr(self):
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def forward(self, input):
+        return ops.linear(input, self.weight, self.bias)
+
+
+class Embedding(Module):
+    """Rows of a table.  ids [*] int64 -> [*, embedding_dim] float32; weight [num_embeddings, embedding_dim]."""
+
+    def __init__(self, num_embeddings, embedding_dim, dtype="bfloat16"):
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.weight = Parameter.meta((num_embeddings, embedding_dim), dtype)
+
+    def extra_repr(self):
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+    def forward(self, input):
+        return ops.embedding(input, self.weight)
+
+
+class RMSNorm(Module):
+    """y = x / rms(x) * (1 + weight), over the last dimension.  weight [dim] is centred on zero and stays so."""
+
+    def __init__(self, dim, eps=1e-6, dtype="bfloat16"):
+        super().__init__()
+        self.eps = eps
+        self.weight = Parameter.meta((dim,), dtype)
+
+    def extra_repr(self):
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"
+
+    def forward(self, x):
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class RMSNormGated(Module):
+    """y = weight * (x / rms(x)) * silu(gate): norm first, then gate.  weight [dim] is centred on one."""
+
+    def __init__(self, dim, eps=1e-6, dtype="bfloat16"):
+        super().__init__()
+        self.variance_epsilon = eps
+        self.weight = Parameter.meta((dim,), dtype)
+
+    def forward(self, hidden_states, gate):
+        return ops.rms_norm_gated(hidden_states, gate, self.weight, self.variance_epsilon)
+
+
+class Conv1d(Module):
+    """Causal depthwise convolution over time, no bias.  x [B, T, C] -> [B, T, C]; weight [C, 1, W].
+
+    Tap W-1 meets the current token, tap 0 the one W-1 back.  `window` [B, C, W-1] holds the inputs before the first
+    token (zeros when None), `step` [B, T] the codes of `Step.advance`.  With `next_window=True` the result is a pair:
+    the output and the window after the last token.
+    """
+
+    def __init__(self, channels, width, dtype="bfloat16"):
+        super().__init__()
+        self.channels, self.width = channels, width
+        self.weight = Parameter.meta((channels, 1, width), dtype)
+
+    def extra_repr(self):
+        return (
+            f"{self.channels}, {self.channels}, kernel_size=({self.width},), stride=(1,), "
+            f"padding=({self.width - 1},), groups={self.channels}, bias=False"
+        )
+
+    def forward(self, input, window=None, step=None, next_window=False):
+        return ops.causal_conv1d(input, self.weight, window, step, next=next_window)
+
+
+class SiLUActivation(Module):
+    """y = x * sigmoid(x), element by element."""
+
+    def forward(self, input):
+        return ops.silu(input)
+
+
+class RotaryEmbedding(Module):
+    """Cosines and sines of the rotary angles.  position_ids [3, B, T] -> cos, sin [B, T, F], F = rotary width / 2.
+
+    Frequency f takes its position from axis `mrope_axes[f]` of time, height, width; text has all three equal.  Angles
+    are formed in float64 and their cosines rounded once, so position 262,143 is as exact as position 1.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.axes = np.array(config.mrope_axes, dtype=np.int64)
+        index = np.arange(len(self.axes), dtype=np.int64)
+        frequencies = ops.rope_frequencies(index, config.rope_theta, config.rotary_dim)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    def forward(self, x, position_ids):
+        return ops.rope_table(position_ids, self.axes, self.inv_freq)
+
+
+class MLP(Module):
+    """down(silu(gate(x)) * up(x)), no bias.  [*, H] -> [*, H], inner width I.  Sites: gate, up, hidden [*, I]."""
+
+    def __init__(self, config, dtype="bfloat16"):
+        super().__init__()
+        H, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = Linear(H, inner, dtype=dtype)
+        self.up_proj = Linear(H, inner, dtype=dtype)
+        self.down_proj = Linear(inner, H, dtype=dtype)
+        self.act_fn = SiLUActivation()
+
+    def forward(self, x):
+        gate = self.site("gate", self.gate_proj(x))
+        up = self.site("up", self.up_proj(x))
+        return self.down_proj(self.site("hidden", ops.mul(self.act_fn(gate), up)))

@@ -1,0 +1,313 @@
+"""From files to a tree whose every parameter is found exactly once, and back to files."""
+
+import difflib
+import os
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from qwenref import _C
+from qwenref.errors import CheckpointError, ConfigError, InputError, compose
+from qwenref.parameter import Parameter
+
+# Savers put these components before the parts below, in any number and order:
+# model.language_model.layers.0 · model.layers.0 · language_model.model.layers.0 · model.language_model.language_model...
+_PREFIXES = ("model", "language_model")
+_TEXT_PARTS = ("embed_tokens", "layers", "norm")
+_SKIPPED_PARTS = {"visual": "vision tower", "mtp": "next-token head"}
+_USABLE = ("float32", "bfloat16", "float16")
+
+
+def split_name(name):
+    """(prefix, rest) of a tensor's name, the prefix being whatever a saver put before the parts of the model."""
+    parts = name.split(".")
+    n = 0
+    while n < len(parts) - 1 and parts[n] in _PREFIXES:
+        n += 1
+    return ".".join(parts[:n]), ".".join(parts[n:])
+
+
+class LoadReport:
+    """What opening a checkpoint saw.
+
+    `.path` · `.files` shard names · `.nbytes` on disk · `.dtypes` {dtype: tensors} · `.prefixes` {prefix: tensors} ·
+    `.tied` and `.tied_by` · `.leftovers` {part: {name: shape}} present but not part of this tree ·
+    `.defaults` config keys that were absent · `.unknown` config keys nobody knows.
+    """
+
+    def __init__(self, **facts):
+        self.__dict__.update(facts)
+
+    def __repr__(self):
+        dtypes = ", ".join(f"{count:,} {name}" for name, count in self.dtypes.items())
+        prefixes = ", ".join(f"{count:,} '{name}.'" if name else f"{count:,} bare" for name, count in self.prefixes.items())
+        lines = [
+            f"LoadReport · {self.path} · {self.tensors:,} parameters, each found once",
+            f"  files     {len(self.files)} · {self.nbytes:,} bytes of tensors",
+            f"  dtypes    {dtypes}",
+            f"  prefixes  {prefixes}",
+            f"  tied      {'yes' if self.tied else 'no'} ({self.tied_by})",
+        ]
+        for part, names in self.leftovers.items():
+            lines.append(f"  not used  {len(names):,} tensors of the {_SKIPPED_PARTS[part]} ({part}.*)")
+        if self.defaults:
+            lines.append(f"  defaults  {_listed(self.defaults)}")
+        if self.unknown:
+            lines.append(f"  unknown   config keys {_listed(self.unknown)}")
+        return "\n".join(lines)
+
+
+def _listed(names, limit=5):
+    names = list(names)
+    more = f", … {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def read_config(path):
+    """Config of a folder or of a config.json file."""
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            compose(f"{file}: no such file", expected="a folder with config.json and *.safetensors")
+        ) from None
+    except OSError as error:
+        raise ConfigError(compose(f"{file}: {error.strerror}")) from None
+    return _C.Config.from_json(text, str(file))
+
+
+def as_config(config):
+    """Config from a Config, a dict, a folder, or the path of a config.json."""
+    if isinstance(config, _C.Config):
+        return config
+    if isinstance(config, dict):
+        import json
+
+        return _C.Config.from_json(json.dumps(config), "config")
+    if isinstance(config, (str, os.PathLike)):
+        from qwenref.hub import resolve
+
+        path = Path(config)
+        return read_config(path if path.exists() else resolve(str(config)))
+    raise ConfigError(
+        compose(f"config: {type(config).__name__}", expected="a Config, a dict, or the path of a folder or config.json")
+    )
+
+
+def build(config, dtype="bfloat16"):
+    """The tree for a config, without data: every parameter has its shape and dtype and takes no memory."""
+    from qwenref.model import ForCausalLM, ForConditionalGeneration
+
+    return (ForConditionalGeneration if config.composite else ForCausalLM)(config, dtype)
+
+
+def from_pretrained(name, *, revision=None, local_files_only=False, numerics="fp32"):
+    """Open a checkpoint: "tiny", a folder, or a hub name.  Maps the files and reads no weight.
+
+    Raises ConfigError or CheckpointError with one complete list of what does not fit.
+    """
+    from qwenref.hub import resolve
+
+    path = Path(resolve(name, revision=revision, local_files_only=local_files_only))
+    config = read_config(path)
+    model = build(config)
+    model.path = path
+    model.numerics = numerics
+    model.report = assign(model, _C.Checkpoint(path), path)
+    return model
+
+
+def from_config(config, *, seed=None, device=None, dtype=None, numerics="fp32"):
+    """A model of a config's shape: with `seed`, random weights that depend on nothing else; without, no data at all.
+
+    `device="meta"` says the latter; `dtype` is that of the parameters, bfloat16 unless given.
+    """
+    if device not in (None, "meta", "cpu") or (device == "meta" and seed is not None):
+        raise InputError(compose(f"from_config: device {device!r}, seed {seed!r}", expected='device="meta" or a seed'))
+    config = as_config(config)
+    model = build(config, dtype or "bfloat16")
+    model.numerics = numerics
+    if config.tie_word_embeddings:
+        model.tie_weights()
+    if seed is not None or device == "cpu":
+        draw(model, 0 if seed is None else seed)
+    return model
+
+
+def assign(model, checkpoint, path):
+    """Give every parameter of `model` its tensor; the report, or one error with everything that does not fit."""
+    config = model.config
+    found, prefixes, doubled = {}, Counter(), []
+    leftovers = {}
+    strangers = []
+    for name in checkpoint:
+        prefix, rest = split_name(name)
+        part = rest.split(".", 1)[0]
+        if part in _SKIPPED_PARTS:
+            leftovers.setdefault(part, {})[name] = tuple(checkpoint.info(name)[1])
+            continue
+        if part not in (*_TEXT_PARTS, "lm_head"):
+            strangers.append(name)
+            continue
+        prefixes[prefix] += 1
+        if rest in found:
+            doubled.append(f"{name} and {found[rest]}")
+        found[rest] = name
+
+    faults = {"found twice": doubled, "not part of this model": strangers}
+    tied, tied_by = _tying(config, checkpoint, found, faults)
+    if tied:
+        model.tie_weights()
+        found.pop("lm_head.weight", None)
+    missing, shapes, dtypes, fits = [], [], [], {}
+    known = set()
+    for name, parameter in model.named_parameters():
+        _, rest = split_name(name)
+        known.add(rest)
+        if rest not in found:
+            near = difflib.get_close_matches(rest, set(found) - known, n=1)
+            missing.append(name + (f" (there is {found[near[0]]})" if near else ""))
+            continue
+        dtype, shape, file, *_ = checkpoint.info(found[rest])
+        if tuple(shape) != parameter.shape:
+            turned = " (a transposed layout: converted for another engine)" if _same_axes(shape, parameter.shape) else ""
+            shapes.append(f"{file}: {found[rest]}: found {list(shape)}, expected {list(parameter.shape)}{turned}")
+            continue
+        fits[name] = found[rest]
+    arrays = {}
+    for name, stored in fits.items():
+        array = checkpoint[stored]
+        if array.dtype.name not in _USABLE:
+            dtypes.append(f"{stored}: found {array.dtype.name}, expected {', '.join(_USABLE)}")
+        arrays[name] = array
+    faults |= {
+        "missing": missing,
+        "of another shape": shapes,
+        "of a dtype no weight has": dtypes,
+        "left over": [found[rest] for rest in found if rest not in known],
+    }
+    _raise_if_any(faults, path, checkpoint)
+    for name, array in arrays.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, Parameter(array))
+    if tied:
+        model.tie_weights()
+    return LoadReport(
+        path=str(path),
+        files=tuple(checkpoint.files),
+        nbytes=checkpoint.nbytes,
+        tensors=len(arrays),
+        dtypes=dict(Counter(str(array.dtype) for array in arrays.values())),
+        prefixes=dict(prefixes),
+        tied=tied,
+        tied_by=tied_by,
+        leftovers=leftovers,
+        defaults=tuple(config.defaults),
+        unknown=tuple(config.unknown),
+    )
+
+
+def _same_axes(found, expected):
+    return sorted(found) == sorted(expected)
+
+
+def _tying(config, checkpoint, found, faults):
+    """(tied, why).  Contradictions between the two flags and the file are faults; two flags that differ yield to it."""
+    flags = {"config": config.get("tie_word_embeddings")}
+    if config.composite:
+        flags["text_config"] = config["text_config"].get("tie_word_embeddings")
+    said = " and ".join(f"{where} says {str(flag).lower()}" for where, flag in flags.items() if flag is not None)
+    said = said or "no flag, class default false"
+    has_head = "lm_head.weight" in found
+    if config.tie_conflict:
+        return not has_head, f"{said}: lm_head.weight is {'present' if has_head else 'absent'}"
+    tied = config.tie_word_embeddings
+    if tied and has_head and "embed_tokens.weight" in found:
+        head, table = checkpoint[found["lm_head.weight"]], checkpoint[found["embed_tokens.weight"]]
+        same = head.shape == table.shape and head.dtype == table.dtype
+        if not (same and np.array_equal(head.view(np.uint8), table.view(np.uint8))):
+            faults["tied but different"] = [f"{found['lm_head.weight']} is not {found['embed_tokens.weight']}; {said}"]
+    elif not tied and not has_head:
+        faults["untied but absent"] = [f"lm_head.weight; {said}"]
+        tied = True  # so that the head is not listed as missing a second time
+    return tied, said
+
+
+def _raise_if_any(faults, path, checkpoint):
+    """One CheckpointError for all faults: counts first, at most five names of each, everything in `.faults`."""
+    faults = {kind: names for kind, names in faults.items() if names}
+    if not faults:
+        return
+    counts = ", ".join(f"{len(names):,} {kind}" for kind, names in faults.items())
+    lines = [f"{path}: the weights do not fit the model: {counts}"]
+    for kind, names in faults.items():
+        lines.append(f"    {kind}")
+        lines += [f"        {name}" for name in names[:5]]
+        if len(names) > 5:
+            lines.append(f"        … {len(names) - 5:,} more")
+    lines.append(f"    files    {_listed(checkpoint.files)}")
+    error = CheckpointError("\n".join(lines))
+    error.faults = faults
+    raise error
+
+
+# ---- random weights --------------------------------------------------------------------------------------------
+
+
+def draw(model, seed):
+    """Fill every parameter from a counter-based generator keyed by seed and name: the same in any order and shape.
+
+    Scales keep signals alive through the stack: decays between 0.001 and 0.8 per token, logits of deviation about 3.
+    """
+    drawn = {}
+    for name, parameter in model.named_parameters():
+        random = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(split_name(name)[1].encode())]))
+        values = _draw_one(name, parameter.shape, random)
+        drawn[name] = Parameter(values.astype(parameter.dtype))
+    for name, parameter in drawn.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, parameter)
+    if model.config.tie_word_embeddings:
+        model.tie_weights()
+
+
+def _draw_one(name, shape, random):
+    def normal(deviation, mean=0.0):
+        values = random.standard_normal(shape, np.float32)
+        values *= np.float32(deviation)
+        return values + np.float32(mean) if mean else values
+
+    if name.endswith("A_log"):
+        return np.log(random.uniform(1, 16, shape)).astype(np.float32)
+    if name.endswith("dt_bias"):
+        rate = np.exp(random.uniform(np.log(1e-3), np.log(5e-2), shape))
+        return (rate + np.log(-np.expm1(-rate))).astype(np.float32)
+    if name.endswith("linear_attn.norm.weight"):
+        return normal(0.2, 1.0)
+    if name.endswith("norm.weight"):
+        return normal(0.2)
+    if name.endswith("conv1d.weight"):
+        return normal(0.5)
+    if name.endswith("embed_tokens.weight"):
+        return normal(1.0)
+    if name.endswith("bias"):
+        return normal(0.02)
+    return normal((3 if name.startswith("lm_head") else 1) / np.sqrt(shape[-1]))
+
+
+# ---- saving ------------------------------------------------------------------------------------------------------
+
+
+def save(model, path):
+    """config.json and model.safetensors of `model` in the folder `path`; a tied head is not written twice."""
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {name: np.asarray(parameter) for name, parameter in model.named_parameters()}
+    if model.device == "meta":
+        raise CheckpointError(compose(f"{path}: a model without data cannot be saved", do="draw weights with a seed"))
+    _C.save_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
+    (path / "config.json").write_text(model.config.to_json() + "\n", encoding="utf-8")

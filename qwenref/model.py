@@ -1,0 +1,196 @@
+"""Whole models: the text model with its head, alone (ForCausalLM) or as part of the composite (ForConditionalGeneration)."""
+
+import numpy as np
+
+from qwenref.cache import Step
+from qwenref.errors import CapabilityMissing, InputError, compose
+from qwenref.inputs import hidden_or_ids, refuse_unknown
+from qwenref.layers import Linear
+from qwenref.module import Module
+from qwenref.numerics import profile, unless_chosen
+from qwenref.outputs import ModelOutput
+from qwenref.text import TextModel
+
+_PIXELS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+
+
+class LanguageModel(Module):
+    """What both models are: a backbone, a head, and what opening them has found out.
+
+    `.config` as stored · `.report` what loading saw · `.path` folder of the files, or None · `.numerics` profile name.
+    """
+
+    def __init__(self, config, dtype="bfloat16"):
+        super().__init__()
+        self.config = config
+        self.report = self.path = None
+        self._numerics = "fp32"
+        self._files = {}  # tokenizer and the like, opened when first asked for
+        text = config.text_config
+        self._add_backbone(config, dtype)
+        self.lm_head = Linear(text.hidden_size, text.vocab_size, dtype=dtype)
+
+    @property
+    def text_model(self):
+        """The TextModel inside."""
+        raise NotImplementedError
+
+    @property
+    def numerics(self):
+        return self._numerics
+
+    @numerics.setter
+    def numerics(self, name):
+        self._numerics = profile(name).name
+
+    @property
+    def device(self):
+        """"meta" for a model without data, else "cpu"."""
+        return "meta" if any(p.is_meta for p in self.parameters()) else "cpu"
+
+    @property
+    def tokenizer(self):
+        """Tokenizer of the checkpoint's folder; an error says what is missing."""
+        if "tokenizer" not in self._files:
+            from qwenref.tokenizer import Tokenizer
+
+            if self.path is None:
+                raise CapabilityMissing(
+                    compose("tokenizer: this model was not opened from a folder", do="use from_pretrained(...)")
+                )
+            self._files["tokenizer"] = Tokenizer(self.path)
+        return self._files["tokenizer"]
+
+    def tie_weights(self):
+        """Let the head be the embedding: one array under two names."""
+        self.lm_head.weight = self.text_model.embed_tokens.weight
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        cache=None,
+        inputs_embeds=None,
+        pixel_values=None,
+        image_grid_thw=None,
+        pixel_values_videos=None,
+        video_grid_thw=None,
+        sequence_ids=None,
+        logits_to_keep=0,
+        use_cache=False,
+        output_hidden_states=False,
+        output_attentions=False,
+        **unknown,
+    ):
+        """Logits float32 [B, T, vocab] (float64 under fp64) and what else was asked for.
+
+        input_ids int [T] or [B, T] · attention_mask [B, T] or [B, past + T], 1 keep, 0 pad: a pad is skipped ·
+        position_ids [B, T] or [3, B, T] · cache a qwenref.Cache, filled in place when the call succeeds ·
+        sequence_ids [B, T]: a change starts a new sequence · logits_to_keep n: logits of the last n tokens, 0 all,
+        or the list of tokens to keep · hidden_states: embeddings, each layer, the last one after the final norm;
+        residuals: the same without that norm.
+        """
+        cache = unknown.pop("past_key_values", cache)
+        refuse_unknown(unknown, _KEYWORDS)
+        for name, value in zip(_PIXELS, (pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)):
+            if value is not None:
+                raise CapabilityMissing(compose(f"forward: {name}: the vision tower is not part of this version"))
+        text = self.config.text_config
+        input_ids, inputs_embeds = hidden_or_ids(text, input_ids, inputs_embeds)
+        B, T = (inputs_embeds if input_ids is None else input_ids).shape[:2]
+        with (
+            unless_chosen(self.numerics),
+            Step.start(cache, text, B, T, attention_mask, position_ids, sequence_ids) as step,
+        ):
+            out = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cache=step.cache,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                output_hidden_states=output_hidden_states,
+                output_attentions=output_attentions,
+            )
+            logits = self.lm_head(kept_tokens(out.last_hidden_state, logits_to_keep))
+        return ModelOutput(
+            logits=logits,
+            cache=step.cache if use_cache or cache is not None else None,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+            residuals=out.residuals,
+            rope_deltas=step.cache.rope_deltas if use_cache or cache is not None else None,
+        )
+
+    def generate(self, input_ids, **options):
+        """Continue a prompt; see `qwenref.generate.generate`."""
+        from qwenref.generate import generate
+
+        return generate(self, input_ids, **options)
+
+    def chat(self, messages, **options):
+        """Answer a conversation; see `qwenref.generate.chat`."""
+        from qwenref.generate import chat
+
+        return chat(self, messages, **options)
+
+    def save_pretrained(self, path):
+        """Write config.json and model.safetensors into the folder `path`, which transformers opens as well."""
+        from qwenref.loading import save
+
+        save(self, path)
+
+
+_KEYWORDS = (
+    "input_ids attention_mask position_ids cache inputs_embeds sequence_ids logits_to_keep use_cache "
+    "output_hidden_states output_attentions past_key_values"
+).split() + list(_PIXELS)
+
+
+def kept_tokens(hidden, keep):
+    """Rows of `hidden` [B, T, H] whose logits are wanted: the last `keep`, all for 0, or those listed."""
+    if isinstance(keep, (int, np.integer)) and not isinstance(keep, bool):
+        if keep < 0:
+            raise InputError(compose(f"logits_to_keep: {keep}", expected="0 for all, n for the last n, or a list"))
+        return hidden if keep == 0 or keep >= hidden.shape[1] else np.ascontiguousarray(hidden[:, -keep:])
+    try:
+        return np.ascontiguousarray(hidden[:, np.asarray(keep, np.int64)])
+    except IndexError:
+        raise InputError(
+            compose(f"logits_to_keep: {keep}", expected=f"tokens 0 to {hidden.shape[1] - 1} of this call")
+        ) from None
+
+
+class ForCausalLM(LanguageModel):
+    """Text only: `model.layers...`, `lm_head`."""
+
+    def _add_backbone(self, config, dtype):
+        self.model = TextModel(config.text_config, dtype)
+
+    @property
+    def text_model(self):
+        return self.model
+
+
+class Model(Module):
+    """The composite without its head: `language_model`."""
+
+    def __init__(self, config, dtype="bfloat16"):
+        super().__init__()
+        self.config = config
+        self.language_model = TextModel(config.text_config, dtype)
+
+    def forward(self, input_ids=None, **options):
+        return self.language_model(input_ids=input_ids, **options)
+
+
+class ForConditionalGeneration(LanguageModel):
+    """Text and vision: `model.language_model.layers...`, `lm_head`."""
+
+    def _add_backbone(self, config, dtype):
+        self.model = Model(config, dtype)
+
+    @property
+    def text_model(self):
+        return self.model.language_model

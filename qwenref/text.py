@@ -1,0 +1,220 @@
+"""The text model: gated attention, Gated DeltaNet, the block around them, and the stack.
+
+Letters: B batch, T new tokens, S keys seen, H hidden; attention has Q query heads and K key heads of D channels,
+DeltaNet G key heads of K channels and V value heads of D channels.  Every forward reads like the formula it computes.
+"""
+
+from qwenref import ops
+from qwenref.cache import Step
+from qwenref.inputs import hidden_or_ids
+from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding
+from qwenref.module import Module, ModuleList
+from qwenref.outputs import ModelOutput
+from qwenref.parameter import Parameter
+
+
+class Attention(Module):
+    """Grouped-query attention with a sigmoid gate per output channel and rotary over the first channels of a head.
+
+    [B, T, H] -> ([B, T, H], attention weights [B, Q, T, S]: None inside a model that was not asked for them).
+    `q_proj` holds query and gate of each head side by side: rows of a head are D of query, then D of gate.
+    Sites: q, k, v, gate, q_rot, k_rot, attn_weights, context, gated.
+    """
+
+    def __init__(self, config, layer_idx, dtype="bfloat16"):
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.head_dim, self.heads, self.kv_heads = (
+            config.head_dim,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+        )
+        self.scaling = self.head_dim**-0.5
+        H, Q, K, D, bias = config.hidden_size, self.heads, self.kv_heads, self.head_dim, config.attention_bias
+        self.q_proj = Linear(H, Q * D * 2, bias=bias, dtype=dtype)
+        self.k_proj = Linear(H, K * D, bias=bias, dtype=dtype)
+        self.v_proj = Linear(H, K * D, bias=bias, dtype=dtype)
+        self.o_proj = Linear(Q * D, H, bias=bias, dtype=dtype)
+        self.q_norm = RMSNorm(D, config.rms_norm_eps, dtype)
+        self.k_norm = RMSNorm(D, config.rms_norm_eps, dtype)
+
+    def forward(
+        self,
+        hidden_states,
+        position_embeddings=None,
+        attention_mask=None,
+        position_ids=None,
+        cache=None,
+        use_cache=False,
+    ):
+        B, T, _ = hidden_states.shape
+        Q, K, D = self.heads, self.kv_heads, self.head_dim
+        step = Step.of(cache, self.config, hidden_states, attention_mask, position_ids)
+        if position_embeddings is None:
+            position_embeddings = RotaryEmbedding(self.config)(hidden_states, step.positions)
+        cos, sin = position_embeddings
+
+        query_and_gate = self.q_proj(hidden_states).reshape(B, T, Q, 2, D)
+        q = self.site("q", self.q_norm(query_and_gate[:, :, :, 0]))
+        gate = self.site("gate", query_and_gate[:, :, :, 1])
+        k = self.site("k", self.k_norm(self.k_proj(hidden_states).reshape(B, T, K, D)))
+        v = self.site("v", self.v_proj(hidden_states).reshape(B, T, K, D))
+
+        q_rot = self.site("q_rot", ops.rope(q, cos, sin))
+        k_rot = self.site("k_rot", ops.rope(k, cos, sin))
+        keys, values = step.append(self.layer_idx, k_rot, v)
+        attended = ops.attention(q_rot, keys, values, step.begin, step.end, self.scaling, p=step.keeps_attentions)
+        context, weights = step.with_attentions(attended)
+        context = self.site("context", context.reshape(B, T, Q * D))
+        gated = self.site("gated", ops.sigmoid_mul(context, gate.reshape(B, T, Q * D)))
+        return self.o_proj(gated), weights
+
+
+class GatedDeltaNet(Module):
+    """Linear attention with a decaying, error-correcting state per value head.  [B, T, H] -> [B, T, H].
+
+    Per token and head: S *= exp(g); u = (v - k^T S) beta; S += k u^T; o = q^T S.  The state S [V, K, D] is float32.
+    Sites: mixed_qkv, z, b, a, conv_out, q, k, v, beta, g, core, normed.
+    """
+
+    def __init__(self, config, layer_idx, dtype="bfloat16"):
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.num_k_heads, self.num_v_heads = config.linear_num_key_heads, config.linear_num_value_heads
+        self.head_k_dim, self.head_v_dim = config.linear_key_head_dim, config.linear_value_head_dim
+        self.key_dim, self.value_dim, self.conv_dim = config.key_dim, config.value_dim, config.conv_dim
+        self.scaling = self.head_k_dim**-0.5
+        H, V = config.hidden_size, self.num_v_heads
+        self.dt_bias = Parameter.meta((V,), dtype)
+        self.A_log = Parameter.meta((V,), dtype)
+        self.act = config.hidden_act
+        self.conv1d = Conv1d(self.conv_dim, config.linear_conv_kernel_dim, dtype)
+        self.norm = RMSNormGated(self.head_v_dim, config.rms_norm_eps, dtype)
+        self.out_proj = Linear(self.value_dim, H, dtype=dtype)
+        self.in_proj_qkv = Linear(H, self.conv_dim, dtype=dtype)
+        self.in_proj_z = Linear(H, self.value_dim, dtype=dtype)
+        self.in_proj_b = Linear(H, V, dtype=dtype)
+        self.in_proj_a = Linear(H, V, dtype=dtype)
+
+    def forward(self, hidden_states, cache=None, attention_mask=None, use_cache=False):
+        B, T, _ = hidden_states.shape
+        G, K, V, D = self.num_k_heads, self.head_k_dim, self.num_v_heads, self.head_v_dim
+        step = Step.of(cache, self.config, hidden_states, attention_mask)
+        window, state = step.recall(self.layer_idx)
+
+        mixed_qkv = self.site("mixed_qkv", self.in_proj_qkv(hidden_states))
+        z = self.site("z", self.in_proj_z(hidden_states).reshape(B, T, V, D))
+        b = self.site("b", self.in_proj_b(hidden_states))
+        a = self.site("a", self.in_proj_a(hidden_states))
+
+        convolved, window = self.conv1d(mixed_qkv, window, step.advance, next_window=True)
+        conv_out = self.site("conv_out", ops.silu(convolved))
+        q, k, v = conv_out[..., : G * K], conv_out[..., G * K : 2 * G * K], conv_out[..., 2 * G * K :]
+        q = self.site("q", ops.l2_norm(q.reshape(B, T, G, K)))
+        k = self.site("k", ops.l2_norm(k.reshape(B, T, G, K)))
+        v = self.site("v", v.reshape(B, T, V, D))
+        beta = self.site("beta", ops.sigmoid(b))
+        g = self.site("g", ops.delta_decay(a, self.A_log, self.dt_bias))
+
+        core, state = ops.gated_delta_rule(q, k, v, g, beta, state, step.advance, self.scaling, final=True)
+        step.remember(self.layer_idx, window, state)
+        core = self.site("core", core)
+        normed = self.norm(core.reshape(B * T * V, D), z.reshape(B * T * V, D)).reshape(B, T, V * D)
+        return self.out_proj(self.site("normed", normed))
+
+
+class DecoderLayer(Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)).  [B, T, H] -> [B, T, H].  Sites: resid_pre, resid_mid, resid_post."""
+
+    def __init__(self, config, layer_idx, dtype="bfloat16"):
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.layer_type = self.block_type = config.layer_types[layer_idx]
+        if self.layer_type == "linear_attention":
+            self.linear_attn = GatedDeltaNet(config, layer_idx, dtype)
+        else:
+            self.self_attn = Attention(config, layer_idx, dtype)
+        self.mlp = MLP(config, dtype)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+
+    def forward(
+        self,
+        hidden_states,
+        position_embeddings=None,
+        attention_mask=None,
+        position_ids=None,
+        cache=None,
+        use_cache=False,
+    ):
+        residual = self.site("resid_pre", hidden_states)
+        normed = self.input_layernorm(residual)
+        if self.layer_type == "linear_attention":
+            mixed = self.linear_attn(
+                hidden_states=normed, cache=cache, attention_mask=attention_mask, use_cache=use_cache
+            )
+        else:
+            mixed, _ = self.self_attn(
+                hidden_states=normed,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cache=cache,
+                position_embeddings=position_embeddings,
+                use_cache=use_cache,
+            )
+        residual = self.site("resid_mid", ops.add(residual, mixed))
+        return self.site("resid_post", ops.add(residual, self.mlp(self.post_attention_layernorm(residual))))
+
+
+class TextModel(Module):
+    """Embedding, the layers, the final norm.  input_ids [B, T] -> last_hidden_state [B, T, H]."""
+
+    def __init__(self, config, dtype="bfloat16"):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.layers = ModuleList(DecoderLayer(config, i, dtype) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.rotary_emb = RotaryEmbedding(config)
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        cache=None,
+        inputs_embeds=None,
+        use_cache=False,
+        output_hidden_states=False,
+        output_attentions=False,
+        sequence_ids=None,
+    ):
+        input_ids, hidden = hidden_or_ids(self.config, input_ids, inputs_embeds)
+        if hidden is None:
+            hidden = self.embed_tokens(input_ids)
+        B, T, _ = hidden.shape
+        with Step.start(cache, self.config, B, T, attention_mask, position_ids, sequence_ids) as step:
+            step.keep_attentions(output_attentions)
+            position_embeddings = self.rotary_emb(hidden, step.positions)
+            states, residuals = [], []
+            for layer in self.layers:
+                states.append(hidden)
+                hidden = layer(
+                    hidden,
+                    position_embeddings=position_embeddings,
+                    attention_mask=step.mask,
+                    position_ids=step.positions,
+                    cache=step.cache,
+                    use_cache=use_cache,
+                )
+            residuals = [*states, hidden]
+            hidden = self.norm(hidden)
+            states.append(hidden)
+        return ModelOutput(
+            last_hidden_state=hidden,
+            cache=step.cache if use_cache or cache is not None else None,
+            hidden_states=tuple(states) if output_hidden_states else None,
+            residuals=tuple(residuals) if output_hidden_states else None,
+            attentions=tuple(step.attentions) if output_attentions else None,
+        )
+
