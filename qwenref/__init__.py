@@ -1,8 +1,8 @@
 """qwenref: the reference runtime for the Qwen3.5 family of language models.
 
-    model = qwenref.from_pretrained("tiny")
-    print(model)
-    model.chat([{"role": "user", "content": "How much is 31 plus 23?"}]).text
+>>> model = qwenref.from_pretrained("tiny")
+>>> print(model)
+>>> model.chat([{"role": "user", "content": "How much is 31 plus 23?"}]).text
 """
 
 from qwenref import ops

@@ -163,7 +163,7 @@ class Cache:
                     expected=f"{len(self.layers)} layers",
                 )
             )
-        for layer, arrays in zip(self.layers, saved["layers"]):
+        for layer, arrays in zip(self.layers, saved["layers"], strict=True):
             layer.restore(arrays)
         for name in ("length", "mask", "rope_deltas", "sequence_begin"):
             setattr(self, name, saved[name].copy())

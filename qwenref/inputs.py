@@ -81,7 +81,9 @@ def checked_mask(mask, batch, tokens, past):
         both = f"[{batch}, {tokens}]" + (f" or [{batch}, {columns + tokens}]" if columns else "")
         raise ShapeError(compose("attention_mask: wrong shape", found=list(array.shape), expected=both))
     if not np.isin(array, (0, 1)).all():
-        raise InputError(compose("attention_mask: values other than 0 and 1", do="pass 1 to keep a token, 0 to skip it"))
+        raise InputError(
+            compose("attention_mask: values other than 0 and 1", do="pass 1 to keep a token, 0 to skip it")
+        )
     array = array.astype(bool)
     if array.shape[1] > tokens:
         if (array[:, :columns] != past).any():
@@ -122,7 +124,5 @@ def checked_sequences(sequence_ids, batch, tokens):
         return None
     array = integers(sequence_ids, "sequence_ids", (2,))
     if array.shape != (batch, tokens):
-        raise ShapeError(
-            compose("sequence_ids: wrong shape", found=list(array.shape), expected=f"[{batch}, {tokens}]")
-        )
+        raise ShapeError(compose("sequence_ids: wrong shape", found=list(array.shape), expected=f"[{batch}, {tokens}]"))
     return array

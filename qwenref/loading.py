@@ -13,7 +13,7 @@ from qwenref.errors import CheckpointError, ConfigError, InputError, compose
 from qwenref.parameter import Parameter
 
 # Savers put these components before the parts below, in any number and order:
-# model.language_model.layers.0 · model.layers.0 · language_model.model.layers.0 · model.language_model.language_model...
+# model.language_model.layers.0 · model.layers.0 · language_model.model.layers.0 · language_model.language_model.…
 _PREFIXES = ("model", "language_model")
 _TEXT_PARTS = ("embed_tokens", "layers", "norm")
 _SKIPPED_PARTS = {"visual": "vision tower", "mtp": "next-token head"}
@@ -42,7 +42,9 @@ class LoadReport:
 
     def __repr__(self):
         dtypes = ", ".join(f"{count:,} {name}" for name, count in self.dtypes.items())
-        prefixes = ", ".join(f"{count:,} '{name}.'" if name else f"{count:,} bare" for name, count in self.prefixes.items())
+        prefixes = ", ".join(
+            f"{count:,} {name}.*" if name else f"{count:,} bare" for name, count in self.prefixes.items()
+        )
         lines = [
             f"LoadReport · {self.path} · {self.tensors:,} parameters, each found once",
             f"  files     {len(self.files)} · {self.nbytes:,} bytes of tensors",
@@ -174,7 +176,7 @@ def assign(model, checkpoint, path):
             continue
         dtype, shape, file, *_ = checkpoint.info(found[rest])
         if tuple(shape) != parameter.shape:
-            turned = " (a transposed layout: converted for another engine)" if _same_axes(shape, parameter.shape) else ""
+            turned = " (the layout of a converted file)" if sorted(shape) == sorted(parameter.shape) else ""
             shapes.append(f"{file}: {found[rest]}: found {list(shape)}, expected {list(parameter.shape)}{turned}")
             continue
         fits[name] = found[rest]
@@ -209,10 +211,6 @@ def assign(model, checkpoint, path):
         defaults=tuple(config.defaults),
         unknown=tuple(config.unknown),
     )
-
-
-def _same_axes(found, expected):
-    return sorted(found) == sorted(expected)
 
 
 def _tying(config, checkpoint, found, faults):

@@ -1,4 +1,6 @@
-"""Whole models: the text model with its head, alone (ForCausalLM) or as part of the composite (ForConditionalGeneration)."""
+"""Whole models: a text model with its head, alone (ForCausalLM) or inside the composite (ForConditionalGeneration)."""
+
+import inspect
 
 import numpy as np
 
@@ -45,7 +47,7 @@ class LanguageModel(Module):
 
     @property
     def device(self):
-        """"meta" for a model without data, else "cpu"."""
+        """The word "meta" for a model without data, else "cpu"."""
         return "meta" if any(p.is_meta for p in self.parameters()) else "cpu"
 
     @property
@@ -93,7 +95,9 @@ class LanguageModel(Module):
         """
         cache = unknown.pop("past_key_values", cache)
         refuse_unknown(unknown, _KEYWORDS)
-        for name, value in zip(_PIXELS, (pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw)):
+        for name, value in zip(
+            _PIXELS, (pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw), strict=True
+        ):
             if value is not None:
                 raise CapabilityMissing(compose(f"forward: {name}: the vision tower is not part of this version"))
         text = self.config.text_config
@@ -142,10 +146,9 @@ class LanguageModel(Module):
         save(self, path)
 
 
-_KEYWORDS = (
-    "input_ids attention_mask position_ids cache inputs_embeds sequence_ids logits_to_keep use_cache "
-    "output_hidden_states output_attentions past_key_values"
-).split() + list(_PIXELS)
+_KEYWORDS = tuple(
+    name for name in inspect.signature(LanguageModel.forward).parameters if name not in ("self", "unknown")
+)
 
 
 def kept_tokens(hidden, keep):

@@ -17,7 +17,7 @@ class ModelOutput:
         return tuple(value for value in self.__dict__.values() if value is not None)
 
     def items(self):
-        return tuple(zip(self.keys(), self.values()))
+        return tuple(zip(self.keys(), self.values(), strict=True))
 
     to_tuple = values
 

@@ -89,7 +89,8 @@ def cache_size(source, tokens=4096, batch=1, kv_dtype="bfloat16", state_dtype="f
     """
     for name, value in (("tokens", tokens), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < (name == "batch"):
-            raise InputError(compose(f"cache_size: {name} {value!r}", expected=f"an integer, {int(name == 'batch')} or more"))
+            least = int(name == "batch")
+            raise InputError(compose(f"cache_size: {name} {value!r}", expected=f"an integer, {least} or more"))
     widths = {}
     for name, dtype in (("kv_dtype", kv_dtype), ("state_dtype", state_dtype)):
         try:
@@ -133,7 +134,8 @@ class CountReport:
 
     def __repr__(self):
         lines = [f"CountReport · {self.total:,} parameters · {self.nbytes:,} B"]
-        lines += [f"  {part:<16} {n:>18,}" + ("  (tied)" if not n and part == "lm_head" else "") for part, n in self.rows()]
+        lines += [f"  {part:<16} {n:>18,}" for part, n in self.rows()]
+        lines[-1] += "" if self.lm_head else "  (tied to the embedding)"
         apart = ((self.visual, "vision"), (self.mtp, "mtp"))
         lines += [f"  {part:<16} {n:>18,}  on disk, not part of this tree" for n, part in apart if n]
         return "\n".join(lines)

@@ -217,4 +217,3 @@ class TextModel(Module):
             residuals=tuple(residuals) if output_hidden_states else None,
             attentions=tuple(step.attentions) if output_attentions else None,
         )
-
