@@ -67,9 +67,9 @@ static int check_index(const qr_checkpoint *checkpoint, const qr_index *index, c
         i += order <= 0;
         j += order >= 0;
     }
-    QR_TRY(qr_faults_raise(&absent, label, "%lld tensor%s of the index not in the shard named",
+    QR_TRY(qr_faults_raise(&absent, label, "%lld name%s in the index but not in the shard it gives",
                            "do       download the shards and the index again, from one revision", error));
-    QR_TRY(qr_faults_raise(&unnamed, label, "%lld tensor%s of the shards not in the index",
+    QR_TRY(qr_faults_raise(&unnamed, label, "%lld tensor%s in a shard but not in the index",
                            "do       download the shards and the index again, from one revision", error));
     return 0;
 done:

@@ -13,7 +13,7 @@ typedef struct qr_near {
     int found;
 } qr_near;
 
-/* Consider `name` as what `asked` meant. Names further off than half their length are no help and never kept. */
+/* Consider `name` as what `asked` meant. Names too far off to help are never kept. */
 void qr_near_consider(qr_near *near, const char *asked, const char *name);
 
 #endif

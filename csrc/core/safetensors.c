@@ -26,7 +26,7 @@ static const double MAX_EXACT = 9007199254740992.0; /* 2^53: cJSON holds numbers
 
 #define BAD(...) qr_fail(error, QR_BAD_CHECKPOINT, __VA_ARGS__)
 
-/* Files people have instead of weights, by how they begin. */
+/* Files people have instead of weights, by how they begin; read as a length, each is over the limit. */
 static const char *disguise(const char *start, size_t bytes)
 {
     static const struct {
@@ -81,11 +81,6 @@ static int map_file(const char *path, const char *label, qr_shard *out, char **h
     }
     const size_t size = (size_t)st.st_size, probe = size < sizeof start ? size : sizeof start;
     QR_TRY(read_fully(fd, start, probe, 0, label, error));
-    const char *other = disguise(start, probe);
-    if (other != NULL) {
-        BAD("%s: is not a safetensors file\n    found    %s", label, other);
-        goto done;
-    }
     if (size < LENGTH_BYTES) {
         BAD("%s: too short for a safetensors file\n    found    %zu bytes\n    expected 8 bytes of header length, the "
             "header, the data\n    do       download the file again",
@@ -94,10 +89,14 @@ static int map_file(const char *path, const char *label, qr_shard *out, char **h
     }
     for (int i = 0; i < LENGTH_BYTES; i++)
         n |= (uint64_t)(unsigned char)start[i] << (8 * i);
+    const char *other = n > MAX_HEADER ? disguise(start, probe) : NULL;
+    if (other != NULL) {
+        BAD("%s: is not a safetensors file\n    found    %s", label, other);
+        goto done;
+    }
     if (n > MAX_HEADER) {
-        BAD("%s: header length %llu is over the limit\n    expected at most %d bytes\n    do       check that this is "
-            "a "
-            "safetensors file",
+        BAD("%s: header length %llu is over the limit\n    expected at most %d bytes\n"
+            "    do       check that this is a safetensors file",
             label, (unsigned long long)n, MAX_HEADER);
         goto done;
     }
@@ -114,6 +113,7 @@ static int map_file(const char *path, const char *label, qr_shard *out, char **h
         goto done;
     }
     QR_TRY(read_fully(fd, *header, *length, LENGTH_BYTES, label, error));
+    (*header)[*length] = '\0';
 
     /* Without NORESERVE, strict accounting charges every byte that could be edited and refuses files larger than RAM. */
     map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);

@@ -43,19 +43,19 @@ qr_raise(qr_state *state, const qr_error *error)
         [QR_BAD_CHECKPOINT] = "CheckpointError",
         [QR_NOT_CAPABLE] = "CapabilityMissing",
     };
-    PyObject *type = NULL;
+    PyObject *type = NULL, *text = NULL;
 
-    if (error->kind == QR_NO_MEMORY) {
-        PyErr_SetString(PyExc_MemoryError, error->text);
-        return NULL;
-    }
-    if (error->kind == QR_OK || error->kind == QR_INTERNAL || state->errors == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, error->text);
-        return NULL;
-    }
-    type = PyObject_GetAttrString(state->errors, names[error->kind]);
-    if (type != NULL)
-        PyErr_SetString(type, error->text);
+    if (error->kind == QR_NO_MEMORY)
+        type = Py_NewRef(PyExc_MemoryError);
+    else if (error->kind == QR_OK || error->kind == QR_INTERNAL || state->errors == NULL)
+        type = Py_NewRef(PyExc_RuntimeError);
+    else
+        type = PyObject_GetAttrString(state->errors, names[error->kind]);
+    /* A path may hold any bytes, and a long message may end inside a character. */
+    text = PyUnicode_DecodeUTF8(error->text, (Py_ssize_t)strlen(error->text), "replace");
+    if (type != NULL && text != NULL)
+        PyErr_SetObject(type, text);
+    Py_XDECREF(text);
     Py_XDECREF(type);
     return NULL;
 }
