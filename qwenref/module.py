@@ -7,24 +7,33 @@ Storage, attribute lookup and the call without hooks are C (`_C.Module`); a modu
 import itertools
 import operator
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from qwenref import _C
 from qwenref.errors import CapabilityMissing, HookError, QwenrefWarning, compose
+from qwenref.handles import (
+    RemovableHandle,
+    global_always_called,
+    global_with_kwargs,
+    hook_name,
+    register,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from qwenref.parameter import Parameter, Tensor
+from qwenref.state import FLOATS, Loading, convert, dtype_name
 
-_FLOATS = {np.dtype(t).name: np.dtype(t) for t in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)}
-_CONVERTED = {*_FLOATS.values(), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)}
-
-# Options of the hooks of the whole process; the hooks themselves lie in _C, where every call looks for them.
-_global_with_kwargs = OrderedDict()
-_global_always_called = OrderedDict()
+__all__ = [
+    "Module",
+    "ModuleList",
+    "RemovableHandle",
+    "register_module_forward_hook",
+    "register_module_forward_pre_hook",
+]
 
 # Attributes that live in C beside __dict__. The registries come first; the others exist only when used.
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -36,80 +45,6 @@ _OPTIONAL_TABLES = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-
-
-class RemovableHandle:
-    """Takes one hook away again: by `remove()`, any number of times, or at the end of a `with` block.
-
-    Tables are held weakly, so a handle keeps no model alive.  Copied or pickled together with its module, it belongs to
-    the copy.
-    """
-
-    _ids = itertools.count()
-
-    def __init__(self, *tables):
-        self.id = next(RemovableHandle._ids)
-        self._tables = tuple(map(weakref.ref, tables))
-
-    def remove(self):
-        for table in self._tables:
-            hooks = table()
-            if hooks is not None:
-                hooks.pop(self.id, None)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.remove()
-
-    def __getstate__(self):
-        return self.id, tuple(table() for table in self._tables)
-
-    def __setstate__(self, state):
-        self.id, tables = state
-        self._tables = tuple(weakref.ref(OrderedDict() if table is None else table) for table in tables)
-        # A handle from another process must not share its number with a later one of this.
-        RemovableHandle._ids = itertools.count(max(self.id + 1, next(RemovableHandle._ids)))
-
-
-def _register(hook, hooks, *, prepend=False, **options):
-    """Enter `hook` into `hooks`; each option is a pair (wanted, table of the ids that have it)."""
-    handle = RemovableHandle(hooks, *(table for _, table in options.values()))
-    hooks[handle.id] = hook
-    for wanted, table in options.values():
-        if wanted:
-            table[handle.id] = True
-    if prepend:
-        hooks.move_to_end(handle.id, last=False)
-    return handle
-
-
-def register_module_forward_pre_hook(hook):
-    """Call `hook(module, args)` before the own hooks of every module of the process."""
-    return _register(hook, _C.global_forward_pre_hooks)
-
-
-def register_module_forward_hook(hook, *, with_kwargs=False, always_call=False):
-    """Call `hook(module, args, output)` after every module of the process, before the module's own hooks."""
-    return _register(
-        hook,
-        _C.global_forward_hooks,
-        with_kwargs=(with_kwargs, _global_with_kwargs),
-        always_call=(always_call, _global_always_called),
-    )
-
-
-class _IncompatibleKeys(NamedTuple):
-    missing_keys: list
-    unexpected_keys: list
-
-    def __repr__(self):
-        if not self.missing_keys and not self.unexpected_keys:
-            return "<All keys matched successfully>"
-        return f"_IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
-
-    __str__ = __repr__
 
 
 def _indent(text):
@@ -134,12 +69,6 @@ def _check_name(module, kind, name, registry):
         raise KeyError(f'{kind} name can\'t be empty string ""')
 
 
-def _hook_name(hook):
-    name = getattr(hook, "__qualname__", type(hook).__qualname__)
-    code = getattr(hook, "__code__", None)
-    return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
-
-
 def _inference_only(what):
     raise NotImplementedError(f"{what}: inference only, there are no gradients here")
 
@@ -162,7 +91,7 @@ class Module(_C.Module):
 
         None keeps the arguments.  A tuple, or one value, replaces `args`; with kwargs it has to be `(args, kwargs)`.
         """
-        return _register(
+        return register(
             hook,
             self._forward_pre_hooks,
             prepend=prepend,
@@ -174,7 +103,7 @@ class Module(_C.Module):
 
         Whatever it returns other than None replaces the output.  `always_call` runs it also when forward fails.
         """
-        return _register(
+        return register(
             hook,
             self._forward_hooks,
             prepend=prepend,
@@ -206,13 +135,13 @@ class Module(_C.Module):
             return result
         except Exception:
             for key, hook in (*_C.global_forward_hooks.items(), *self._forward_hooks.items()):
-                always = key in self._forward_hooks_always_called or key in _global_always_called
+                always = key in self._forward_hooks_always_called or key in global_always_called
                 if not always or key in started:
                     continue
                 try:
                     answer = self._run_hook(key, hook, args, kwargs, result)
                 except Exception as error:
-                    failed = f"forward hook {_hook_name(hook)} with always_call=True"
+                    failed = f"forward hook {hook_name(hook)} with always_call=True"
                     reason = f"{type(error).__name__}: {error}\n    dropped, because the call had failed already"
                     warnings.warn(f"{failed} raised {reason}", QwenrefWarning, stacklevel=2)
                     continue
@@ -221,7 +150,7 @@ class Module(_C.Module):
             raise
 
     def _run_hook(self, key, hook, args, kwargs, result):
-        if key in self._forward_hooks_with_kwargs or key in _global_with_kwargs:
+        if key in self._forward_hooks_with_kwargs or key in global_with_kwargs:
             return hook(self, args, kwargs, result)
         return hook(self, args, result)
 
@@ -232,7 +161,7 @@ class Module(_C.Module):
         where = self._path or self._get_name()
         raise HookError(
             compose(
-                f"{where}: forward pre-hook {_hook_name(hook)} returned {found}; with_kwargs=True takes (args, kwargs)",
+                f"{where}: forward pre-hook {hook_name(hook)} returned {found}; with_kwargs=True takes (args, kwargs)",
                 do="return None to leave the arguments alone, or both of them: a tuple and a dict",
             )
         )
@@ -405,50 +334,12 @@ class Module(_C.Module):
         in their place.  One RuntimeError lists everything that does not fit, and then nothing has been changed."""
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"Expected state_dict to be dict-like, got {type(state_dict)}.")
-        keys, faults, plan = _IncompatibleKeys([], []), [], []
-        self._plan_loading(state_dict, list(state_dict), "", keys, faults, plan, assign)
-        if strict:
-            for kind, names in (("Unexpected", keys.unexpected_keys), ("Missing", keys.missing_keys)):
-                if names:
-                    faults.insert(0, f"{kind} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in names) + ". ")
-        if faults:
-            raise RuntimeError(f"Error(s) in loading state_dict for {self._get_name()}:\n\t" + "\n\t".join(faults))
-        for registry, name, values in plan:
-            if not assign:
-                registry[name][...] = values
-            elif isinstance(registry[name], Parameter) and not isinstance(values, Parameter):
-                registry[name] = Parameter(values)
-            else:
-                registry[name] = values
-        return keys
-
-    def _plan_loading(self, state_dict, names, prefix, keys, faults, plan, assign):
-        """Match the `names` that start with `prefix` with this module and below; changes nothing."""
-        own = {}
-        for registry in (self._parameters, self._buffers):
-            for name, array in registry.items():
-                if array is not None and (registry is self._parameters or name not in self._non_persistent_buffers_set):
-                    own[name] = registry
-        for name, registry in own.items():
-            key = prefix + name
-            if key not in state_dict:
-                keys.missing_keys.append(key)
-                continue
-            values, fault = _fitting(key, registry[name], state_dict[key], assign)
-            if fault is None:
-                plan.append((registry, name, values))
-            else:
-                faults.append(fault)
-
-        below = {name: [] for name, module in self._modules.items() if module is not None}
-        for key in names:
-            head, dot, _ = key[len(prefix) :].partition(".")
-            if dot and head in below:
-                below[head].append(key)
-            elif dot or head not in own:
-                keys.unexpected_keys.append(key)
-        for name, rest in below.items():
-            self._modules[name]._plan_loading(state_dict, rest, f"{prefix}{name}.", keys, faults, plan, assign)
+        loading = Loading(self, state_dict, assign)
+        complaint = loading.complaint(strict)
+        if complaint:
+            raise RuntimeError("\n\t".join([f"Error(s) in loading state_dict for {self._get_name()}:", *complaint]))
+        loading.carry_out()
+        return loading.keys
 
     def __getstate__(self):
         state = {**self.__dict__, "_path": self._path}
@@ -468,30 +359,18 @@ class Module(_C.Module):
     def to(self, *targets, device=None, dtype=None, non_blocking=False):
         """Convert floating parameters and buffers to a dtype, in place; ties stay ties.  The one device is "cpu"."""
         for target in targets:
-            name = _dtype_name(target)
-            if name is None:
+            if dtype_name(target) is None:
                 device = target
             else:
-                dtype = name
+                dtype = target
         if device is not None and str(device) != "cpu":
             raise CapabilityMissing(compose(f"{self._get_name()}.to: no device {str(device)!r}", expected="cpu"))
         if dtype is not None:
-            wanted = _FLOATS.get(_dtype_name(dtype))
+            wanted = FLOATS.get(dtype_name(dtype))
             if wanted is None:
-                raise TypeError(f"{self._get_name()}.to only takes floating dtypes ({', '.join(_FLOATS)}), got {dtype}")
-            self._convert(wanted)
+                raise TypeError(f"{self._get_name()}.to only takes floating dtypes ({', '.join(FLOATS)}), got {dtype}")
+            convert(self, wanted)
         return self
-
-    def _convert(self, dtype):
-        done = {}  # id of the old array -> (old, new); the old one is kept so that its id stays its own
-        for module in self.modules():
-            for registry in (module._parameters, module._buffers):
-                for name, array in registry.items():
-                    if array is None or array.dtype not in _CONVERTED or array.dtype == dtype:
-                        continue
-                    if id(array) not in done:
-                        done[id(array)] = array, _converted(array, dtype)
-                    registry[name] = done[id(array)][1]
 
     def type(self, dtype):
         return self.to(dtype)
@@ -570,47 +449,6 @@ class Module(_C.Module):
     def __dir__(self):
         names = {*dir(type(self)), *self.__dict__, *self._parameters, *self._buffers, *self._modules}
         return sorted(name for name in names if not name[:1].isdigit())
-
-
-def _dtype_name(target):
-    """Name of a dtype given by NumPy, by ml_dtypes, by name or by torch; None for what is a device."""
-    try:
-        return np.dtype(target).name
-    except TypeError:
-        name = str(target).removeprefix("torch.")
-        return name if name in _FLOATS or name != str(target) else None
-
-
-def _converted(array, dtype):
-    if not isinstance(array, Parameter):
-        return array.astype(dtype)
-    return Parameter.meta(array.shape, dtype) if array.is_meta else Parameter(array.astype(dtype))
-
-
-def _fitting(key, old, new, assign):
-    """The array to put where `old` is, or why `new` cannot go there: (values, None) or (None, reason)."""
-    if not hasattr(new, "shape") or not hasattr(new, "dtype"):
-        return None, f'While copying the parameter named "{key}", expected an array but received {type(new)}'
-    if old.shape == () and tuple(new.shape) == (1,):
-        new = new[0:1].reshape(())
-    if tuple(new.shape) != old.shape:
-        return None, (
-            f"size mismatch for {key}: copying a param with shape {tuple(new.shape)} from checkpoint, "
-            f"the shape in current model is {old.shape}."
-        )
-    try:
-        values = new if isinstance(new, np.ndarray) else np.asarray(new)
-        if values.dtype.hasobject:
-            raise TypeError("an array of Python objects is no weight")
-        np.zeros((), values.dtype).astype(old.dtype)
-        if not assign and not old.flags.writeable:
-            raise ValueError("the place has no memory to copy into (meta) or is read-only; pass assign=True")
-    except Exception as error:
-        return None, (
-            f'While copying the parameter named "{key}", whose dimensions in the model are {old.shape} and whose '
-            f"dimensions in the checkpoint are {tuple(new.shape)}, an exception occurred : {error.args}."
-        )
-    return values, None
 
 
 class ModuleList(Module):

@@ -56,3 +56,47 @@ def transcript(script, kit):
     if caught:
         log.append(("warnings", len(caught)))
     return log
+
+
+def tree(kit):
+    """Two blocks, a tied head, a shared module, a None child, a None parameter, both kinds of buffer."""
+
+    class Linear(kit.Module):
+        def __init__(self, n, m, bias=False):
+            super().__init__()
+            self.n, self.m = n, m
+            self.weight = kit.Parameter(kit.array([[0.0] * n] * m))
+            self.register_parameter("bias", kit.Parameter(kit.array([0.0] * m)) if bias else None)
+
+        def extra_repr(self):
+            return f"in={self.n}, out={self.m}"
+
+    class Block(kit.Module):
+        def __init__(self, width, act):
+            super().__init__()
+            self.norm = Norm(width)
+            self.up, self.down, self.act = Linear(width, 4, bias=True), Linear(4, width), act
+
+    class Norm(kit.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = kit.Parameter(kit.array([1.0] * width))
+
+        def extra_repr(self):
+            return "one line\nand another"
+
+    class Root(kit.Module):
+        def __init__(self):
+            super().__init__()
+            act = kit.Module()
+            self.embed = Linear(3, 8)
+            self.layers = kit.ModuleList([Block(3, act), Block(3, act), Block(5, act), Norm(2)])
+            self.nothing = kit.Module()
+            self.nothing = None
+            self.register_buffer("inv_freq", kit.array([1.0, 2.0]), persistent=False)
+            self.register_buffer("steps", kit.array([7.0]))
+            self.register_buffer("absent", None)
+            self.head = Linear(3, 8)
+            self.head.weight = self.embed.weight
+
+    return Root()
