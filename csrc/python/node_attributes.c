@@ -1,0 +1,226 @@
+/* How attributes of a module resolve, what assigning one registers, and its tables as attributes. */
+#include "node.h"
+
+static const char *const what[REGISTRIES] = {"parameter", "buffer", "module"};
+
+/* `name` and `obj` are what lets the interpreter add "Did you mean" when it prints the traceback, and only then. */
+static PyObject *
+raise_no_attribute(Node *self, PyObject *name)
+{
+    PyObject *text = PyUnicode_FromFormat("'%.200s' object has no attribute '%U'", Py_TYPE(self)->tp_name, name);
+    PyObject *args = text != NULL ? PyTuple_Pack(1, text) : NULL;
+    PyObject *context = Py_BuildValue("{sOsO}", "name", name, "obj", (PyObject *)self);
+    PyObject *error = args != NULL && context != NULL ? PyObject_Call(PyExc_AttributeError, args, context) : NULL;
+
+    if (error != NULL)
+        PyErr_SetObject(PyExc_AttributeError, error);
+    Py_XDECREF(error);
+    Py_XDECREF(context);
+    Py_XDECREF(args);
+    Py_XDECREF(text);
+    return NULL;
+}
+
+PyObject *
+qr_node_getattro(PyObject *op, PyObject *name)
+{
+    Node *self = (Node *)op;
+    PyObject *found = NULL; /* borrowed throughout */
+
+    /* The class is asked through its method cache before anything can raise, so that reading a child or a weight does
+     * not pay for an exception. The order is the ordinary one: class, instance, then what is registered. */
+    if (_PyType_Lookup(Py_TYPE(op), name) != NULL)
+        return PyObject_GenericGetAttr(op, name);
+    if (self->dict != NULL)
+        found = PyDict_GetItemWithError(self->dict, name);
+    for (int i = 0; i < REGISTRIES && found == NULL && self->table[i] != NULL; i++)
+        found = PyDict_GetItemWithError(self->table[i], name);
+    if (found != NULL)
+        return Py_NewRef(found);
+    return PyErr_Occurred() ? NULL : raise_no_attribute(self, name);
+}
+
+/* Imported when first needed: this type exists before qwenref.parameter can be imported. Borrowed. */
+static PyTypeObject *
+parameter_type(qr_state *state)
+{
+    if (state->parameter == NULL) {
+        PyObject *module = PyImport_ImportModule("qwenref.parameter");
+        if (module == NULL)
+            return NULL;
+        state->parameter = PyObject_GetAttrString(module, "Parameter");
+        Py_DECREF(module);
+    }
+    return (PyTypeObject *)state->parameter;
+}
+
+/* 1 if `name` is registered there, 0 if not, -1 with an exception set. */
+static int
+registered(const Node *self, int registry, PyObject *name)
+{
+    return self->table[registry] != NULL ? PyDict_Contains(self->table[registry], name) : 0;
+}
+
+static int
+forget(PyObject *dict, PyObject *name)
+{
+    if (dict == NULL)
+        return 0;
+    const int found = PyDict_Contains(dict, name);
+    return found > 0 ? PyDict_DelItem(dict, name) : found;
+}
+
+/* A name means one thing: whatever else it meant goes. */
+static int
+forget_elsewhere(Node *self, int registry, PyObject *name)
+{
+    if (forget(self->dict, name) < 0)
+        return -1;
+    for (int i = 0; i < REGISTRIES; i++)
+        if (i != registry && forget(self->table[i], name) < 0)
+            return -1;
+    return self->table[NON_PERSISTENT] != NULL && PySet_Discard(self->table[NON_PERSISTENT], name) < 0 ? -1 : 0;
+}
+
+static int
+raise_before_init(int registry)
+{
+    PyErr_Format(PyExc_AttributeError,
+                 "cannot assign %s before Module.__init__() call\n"
+                 "    do       call super().__init__() first in the __init__ of your class",
+                 registry == PARAMETERS ? "parameters" : what[registry]);
+    return -1;
+}
+
+static int
+set_registered(Node *self, int registry, PyObject *name, PyObject *value, bool fits, const char *expected)
+{
+    if (!fits && value != Py_None) {
+        PyErr_Format(PyExc_TypeError, "cannot assign '%.200s' as %s%s '%U' (%s or None expected)%s",
+                     Py_TYPE(value)->tp_name, registry == MODULES ? "child " : "", what[registry], name, expected,
+                     registry == PARAMETERS ? "\n    do       assign to [...] to change its values, or wrap the array "
+                                              "in Parameter to put another one in its place"
+                                            : "");
+        return -1;
+    }
+    return PyDict_SetItem(self->table[registry], name, value);
+}
+
+static int
+node_delattr(Node *self, PyObject *name)
+{
+    for (int i = 0; i < REGISTRIES; i++) {
+        const int found = registered(self, i, name);
+        if (found < 0)
+            return -1;
+        if (found == 0)
+            continue;
+        if (i == BUFFERS && self->table[NON_PERSISTENT] != NULL && PySet_Discard(self->table[NON_PERSISTENT], name) < 0)
+            return -1;
+        return PyDict_DelItem(self->table[i], name);
+    }
+    return PyObject_GenericSetAttr((PyObject *)self, name, NULL);
+}
+
+/* The questions are asked in this order because a value may fit several: a Parameter is also an array. */
+int
+qr_node_setattro(PyObject *op, PyObject *name, PyObject *value)
+{
+    Node *self = (Node *)op;
+    PyTypeObject *parameter = NULL; /* borrowed */
+    int found = 0;
+
+    if (value == NULL)
+        return node_delattr(self, name);
+    parameter = parameter_type(self->state);
+    if (parameter == NULL)
+        return -1;
+    if (PyObject_TypeCheck(value, parameter)) {
+        if (self->table[PARAMETERS] == NULL)
+            return raise_before_init(PARAMETERS);
+        if (forget_elsewhere(self, PARAMETERS, name) < 0)
+            return -1;
+        PyObject *done = PyObject_CallMethod(op, "register_parameter", "OO", name, value);
+        Py_XDECREF(done);
+        return done != NULL ? 0 : -1;
+    }
+    if ((found = registered(self, PARAMETERS, name)) != 0)
+        return found < 0 ? -1 : set_registered(self, PARAMETERS, name, value, false, "Parameter");
+
+    if (PyObject_TypeCheck(value, (PyTypeObject *)self->state->node_type)) {
+        if (self->table[MODULES] == NULL)
+            return raise_before_init(MODULES);
+        if (forget_elsewhere(self, MODULES, name) < 0)
+            return -1;
+        return PyDict_SetItem(self->table[MODULES], name, value);
+    }
+    if ((found = registered(self, MODULES, name)) != 0)
+        return found < 0 ? -1 : set_registered(self, MODULES, name, value, false, "Module");
+
+    if ((found = registered(self, BUFFERS, name)) != 0)
+        return found < 0 ? -1 : set_registered(self, BUFFERS, name, value, PyArray_Check(value), "array");
+
+    return PyObject_GenericSetAttr(op, name, value);
+}
+
+/* ---- tables as attributes ------------------------------------------------------------------------------------ */
+
+static PyObject *
+new_table(const Node *self, int index)
+{
+    if (index < REGISTRIES)
+        return PyDict_New();
+    return index == NON_PERSISTENT ? PySet_New(NULL) : PyObject_CallNoArgs(self->state->hook_table);
+}
+
+static PyObject *
+table_get(PyObject *op, void *closure)
+{
+    Node *self = (Node *)op;
+    const int index = (int)(intptr_t)closure;
+
+    if (self->table[index] == NULL && index < REGISTRIES) {
+        PyErr_Format(PyExc_AttributeError, "'%.200s' has no %ss before Module.__init__() call", Py_TYPE(op)->tp_name,
+                     what[index]);
+        return NULL;
+    }
+    if (self->table[index] == NULL)
+        self->table[index] = new_table(self, index);
+    return Py_XNewRef(self->table[index]);
+}
+
+static int
+table_set(PyObject *op, PyObject *value, void *closure)
+{
+    Node *self = (Node *)op;
+    const int index = (int)(intptr_t)closure;
+    PyTypeObject *type = &PyDict_Type;
+
+    if (index >= NON_PERSISTENT)
+        type = index == NON_PERSISTENT ? &PySet_Type : (PyTypeObject *)self->state->hook_table;
+    if (value == NULL || !PyObject_TypeCheck(value, type)) {
+        PyErr_Format(PyExc_TypeError, "the table has to be a %.200s", type->tp_name);
+        return -1;
+    }
+    Py_XSETREF(self->table[index], Py_NewRef(value));
+    return 0;
+}
+
+#define TABLE(name, index)                                                                                             \
+    {                                                                                                                  \
+        name, table_get, table_set, NULL, (void *)(intptr_t)(index)                                                    \
+    }
+
+PyGetSetDef qr_node_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    TABLE("_parameters", PARAMETERS),
+    TABLE("_buffers", BUFFERS),
+    TABLE("_modules", MODULES),
+    TABLE("_non_persistent_buffers_set", NON_PERSISTENT),
+    TABLE("_forward_hooks", FORWARD_HOOKS),
+    TABLE("_forward_hooks_with_kwargs", FORWARD_HOOKS_WITH_KWARGS),
+    TABLE("_forward_hooks_always_called", FORWARD_HOOKS_ALWAYS_CALLED),
+    TABLE("_forward_pre_hooks", FORWARD_PRE_HOOKS),
+    TABLE("_forward_pre_hooks_with_kwargs", FORWARD_PRE_HOOKS_WITH_KWARGS),
+    {NULL, NULL, NULL, NULL, NULL},
+};
