@@ -5,6 +5,7 @@ import weakref
 from collections import OrderedDict
 
 from qwenref import _C
+from qwenref.errors import HookError, compose
 
 # Options of the hooks of the whole process; the hooks themselves lie in _C, where every call looks for them.
 global_with_kwargs = OrderedDict()
@@ -78,3 +79,17 @@ def hook_name(hook):
     name = getattr(hook, "__qualname__", type(hook).__qualname__)
     code = getattr(hook, "__code__", None)
     return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
+
+
+def pair(module, hook, answer):
+    """What a pre-hook with kwargs returned, if that is the pair it has to be."""
+    if isinstance(answer, tuple) and len(answer) == 2:
+        return answer
+    found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__qualname__
+    where = module._path or type(module).__name__
+    raise HookError(
+        compose(
+            f"{where}: forward pre-hook {hook_name(hook)} returned {found}; with_kwargs=True takes (args, kwargs)",
+            do="return None to leave the arguments alone, or both of them: a tuple and a dict",
+        )
+    )

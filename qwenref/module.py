@@ -13,17 +13,9 @@ from collections.abc import Iterable, Mapping
 import ml_dtypes
 import numpy as np
 
-from qwenref import _C
-from qwenref.errors import CapabilityMissing, HookError, QwenrefWarning, compose
-from qwenref.handles import (
-    RemovableHandle,
-    global_always_called,
-    global_with_kwargs,
-    hook_name,
-    register,
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from qwenref import _C, handles
+from qwenref.errors import CapabilityMissing, QwenrefWarning, compose
+from qwenref.handles import RemovableHandle, register_module_forward_hook, register_module_forward_pre_hook
 from qwenref.parameter import Parameter, Tensor
 from qwenref.state import FLOATS, Loading, convert, dtype_name
 
@@ -69,8 +61,11 @@ def _check_name(module, kind, name, registry):
         raise KeyError(f'{kind} name can\'t be empty string ""')
 
 
-def _inference_only(what):
-    raise NotImplementedError(f"{what}: inference only, there are no gradients here")
+def _refused(what):
+    def refuse(self, *args, **kwargs):
+        raise NotImplementedError(f"{what}: inference only, there are no gradients here")
+
+    return refuse
 
 
 class Module(_C.Module):
@@ -78,7 +73,7 @@ class Module(_C.Module):
 
     Assigning a Parameter or a Module to an attribute registers it; call `super().__init__()` first.  Behaviour is that
     of torch's module of the same name as far as inference goes.  Calling the module runs `forward` and its hooks;
-    calling `forward` runs no hook.
+    calling `forward` runs no hook.  `copy.deepcopy` copies hooks and weights: it costs the memory of all of them.
     """
 
     def forward(self, *args, **kwargs):
@@ -91,7 +86,7 @@ class Module(_C.Module):
 
         None keeps the arguments.  A tuple, or one value, replaces `args`; with kwargs it has to be `(args, kwargs)`.
         """
-        return register(
+        return handles.register(
             hook,
             self._forward_pre_hooks,
             prepend=prepend,
@@ -103,7 +98,7 @@ class Module(_C.Module):
 
         Whatever it returns other than None replaces the output.  `always_call` runs it also when forward fails.
         """
-        return register(
+        return handles.register(
             hook,
             self._forward_hooks,
             prepend=prepend,
@@ -119,7 +114,7 @@ class Module(_C.Module):
                 if key in self._forward_pre_hooks_with_kwargs:
                     answer = hook(self, args, kwargs)
                     if answer is not None:
-                        args, kwargs = self._pair(hook, answer)
+                        args, kwargs = handles.pair(self, hook, answer)
                 else:
                     answer = hook(self, args)
                     if answer is not None:
@@ -135,13 +130,13 @@ class Module(_C.Module):
             return result
         except Exception:
             for key, hook in (*_C.global_forward_hooks.items(), *self._forward_hooks.items()):
-                always = key in self._forward_hooks_always_called or key in global_always_called
+                always = key in self._forward_hooks_always_called or key in handles.global_always_called
                 if not always or key in started:
                     continue
                 try:
                     answer = self._run_hook(key, hook, args, kwargs, result)
                 except Exception as error:
-                    failed = f"forward hook {hook_name(hook)} with always_call=True"
+                    failed = f"forward hook {handles.hook_name(hook)} with always_call=True"
                     reason = f"{type(error).__name__}: {error}\n    dropped, because the call had failed already"
                     warnings.warn(f"{failed} raised {reason}", QwenrefWarning, stacklevel=2)
                     continue
@@ -150,21 +145,9 @@ class Module(_C.Module):
             raise
 
     def _run_hook(self, key, hook, args, kwargs, result):
-        if key in self._forward_hooks_with_kwargs or key in global_with_kwargs:
+        if key in self._forward_hooks_with_kwargs or key in handles.global_with_kwargs:
             return hook(self, args, kwargs, result)
         return hook(self, args, result)
-
-    def _pair(self, hook, answer):
-        if isinstance(answer, tuple) and len(answer) == 2:
-            return answer
-        found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else _type_name(answer)
-        where = self._path or self._get_name()
-        raise HookError(
-            compose(
-                f"{where}: forward pre-hook {hook_name(hook)} returned {found}; with_kwargs=True takes (args, kwargs)",
-                do="return None to leave the arguments alone, or both of them: a tuple and a dict",
-            )
-        )
 
     # ---- registration
 
@@ -196,8 +179,7 @@ class Module(_C.Module):
         _check_name(self, "module", name, modules)
         modules[name] = module
 
-    def register_module(self, name, module):
-        self.add_module(name, module)
+    register_module = add_module
 
     def name_tree(self):
         """Tell every module its path below this one, for messages; the first of several paths wins."""
@@ -412,20 +394,11 @@ class Module(_C.Module):
     def eval(self):
         return self
 
-    def requires_grad_(self, requires_grad=True):
-        _inference_only("requires_grad_")
-
-    def zero_grad(self, set_to_none=True):
-        _inference_only("zero_grad")
-
-    def register_backward_hook(self, hook):
-        _inference_only("register_backward_hook")
-
-    def register_full_backward_hook(self, hook, prepend=False):
-        _inference_only("register_full_backward_hook")
-
-    def register_full_backward_pre_hook(self, hook, prepend=False):
-        _inference_only("register_full_backward_pre_hook")
+    requires_grad_ = _refused("requires_grad_")
+    zero_grad = _refused("zero_grad")
+    register_backward_hook = _refused("register_backward_hook")
+    register_full_backward_hook = _refused("register_full_backward_hook")
+    register_full_backward_pre_hook = _refused("register_full_backward_pre_hook")
 
     # ---- display
 
