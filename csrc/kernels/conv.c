@@ -28,21 +28,22 @@ typedef struct conv_task {
 } conv_task;
 
 /* y[t,c] = w[c,0] x[t-W+1,c] + ... + w[c,W-1] x[t,c]: oldest tap first, one chain of fused multiply-adds from zero */
-static void conv_block(const conv_task *task, int64_t b, int64_t block, int thread)
+QR_INLINE void conv_block(const conv_task *task, int64_t b, int64_t block, int thread, const int64_t W)
 {
-    const int64_t T = task->T, C = task->C, W = task->W;
+    const int64_t T = task->T, C = task->C;
     const int64_t c0 = block * CONV_BLOCK, width = C - c0 < CONV_BLOCK ? C - c0 : CONV_BLOCK;
     const size_t bytes = (size_t)width * sizeof(float);
     float *const tap = task->tap + thread * W * CONV_BLOCK, *const ring = task->ring + thread * W * CONV_BLOCK;
 
     memset(ring, 0, (size_t)(W * CONV_BLOCK) * sizeof *ring);
-    memset(tap, 0, (size_t)(W * CONV_BLOCK) * sizeof *tap);
-    for (int64_t c = 0; c < width; c++) {
-        for (int64_t i = 0; i < W; i++)
+    if (width < CONV_BLOCK)
+        memset(tap, 0, (size_t)(W * CONV_BLOCK) * sizeof *tap);
+    for (int64_t i = 0; i < W; i++)
+        for (int64_t c = 0; c < width; c++)
             tap[i * CONV_BLOCK + c] = task->w[(c0 + c) * W + i];
-        for (int64_t i = 0; task->window != NULL && i < W - 1; i++)
+    for (int64_t i = 0; task->window != NULL && i < W - 1; i++)
+        for (int64_t c = 0; c < width; c++)
             ring[i * CONV_BLOCK + c] = task->window[(b * C + c0 + c) * (W - 1) + i];
-    }
     int64_t newest = W - 1; /* slot the next input goes to; the oldest input of its window is in the slot after it */
     for (int64_t t = 0; t < T; t++) {
         const int64_t code = task->step != NULL ? task->step[b * T + t] : STEP_ADVANCE;
@@ -76,7 +77,10 @@ static void conv_blocks(void *context, int64_t begin, int64_t end, int thread)
 {
     const conv_task *const task = context;
     for (int64_t i = begin; i < end; i++)
-        conv_block(task, i / task->blocks, i % task->blocks, thread);
+        if (task->W == 4) /* the width of every published model: its loops over taps unroll */
+            conv_block(task, i / task->blocks, i % task->blocks, thread, 4);
+        else
+            conv_block(task, i / task->blocks, i % task->blocks, thread, task->W);
 }
 
 QR_OP(causal_conv1d,
