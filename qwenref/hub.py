@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from .errors import CapabilityMissing, CheckpointError, ModelNotFound, Unreachable, compose
+from qwenref.errors import CapabilityMissing, CheckpointError, ModelNotFound, Unreachable, compose
 
 EMBEDDED = {"tiny": Path(__file__).parent / "tiny"}
 

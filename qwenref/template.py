@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import CheckpointError, InputError, TemplateError, compose
-from .hub import read_json
+from qwenref.errors import CheckpointError, InputError, TemplateError, compose
+from qwenref.hub import read_json
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import CapabilityMissing, CheckpointError, InputError, TemplateError, compose
-from .hub import read_json
-from .template import ChatTemplate, find_templates
+from qwenref.errors import CapabilityMissing, CheckpointError, InputError, TemplateError, compose
+from qwenref.hub import read_json
+from qwenref.template import ChatTemplate, find_templates
 
 
 class StopIds(NamedTuple):
@@ -48,8 +48,7 @@ class Tokenizer:
             )
         self._backend = _open(path)
         self.config = read_json(self.folder / "tokenizer_config.json")
-        model_config = read_json(self.folder / "config.json")
-        self.model_vocab_size = _text_config(model_config).get("vocab_size")
+        self.model_vocab_size = _text_config(read_json(self.folder / "config.json")).get("vocab_size")
 
         added = self._backend.get_added_tokens_decoder()
         self.added_tokens = {token.content: id for id, token in sorted(added.items())}
@@ -57,7 +56,7 @@ class Tokenizer:
         self._special_ids = frozenset(self.special_tokens.values())
         self._check_added_tokens()
         self.vocab_size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        self.stop = self._find_stop_ids(model_config)
+        self.stop = find_stop_ids(self.folder, self._eos_id())
         self._bytes = {}
 
     def __repr__(self):
@@ -154,21 +153,10 @@ class Tokenizer:
                 )
             )
 
-    def _find_stop_ids(self, model_config):
-        text = _text_config(model_config)
+    def _eos_id(self):
         eos = self.config.get("eos_token")
         eos = eos.get("content") if isinstance(eos, dict) else eos
-        named = None if eos is None else self._backend.token_to_id(eos)
-        generation = read_json(self.folder / "generation_config.json").get("eos_token_id")
-        sources = {
-            "generation_config": _id_tuple(generation, "generation_config.json"),
-            "config": _id_tuple(text.get("eos_token_id", model_config.get("eos_token_id")), "config.json"),
-            "tokenizer_config": _id_tuple(named, "tokenizer_config.json"),
-        }
-        ids = sources["generation_config"]
-        if ids is None:
-            ids = tuple(dict.fromkeys((sources["tokenizer_config"] or ()) + (sources["config"] or ())))
-        return StopIds(ids, sources)
+        return None if eos is None else self._backend.token_to_id(eos)
 
     # Chat
 
@@ -302,6 +290,22 @@ def _check_text(text):
             )
         ) from None
     return text
+
+
+def find_stop_ids(folder, eos_id=None):
+    """The `StopIds` of a checkpoint folder; `eos_id` is what its tokenizer calls eos_token."""
+    config = read_json(Path(folder) / "config.json")
+    named = _text_config(config).get("eos_token_id", config.get("eos_token_id"))
+    generation = read_json(Path(folder) / "generation_config.json").get("eos_token_id")
+    sources = {
+        "generation_config": _id_tuple(generation, "generation_config.json"),
+        "config": _id_tuple(named, "config.json"),
+        "tokenizer_config": _id_tuple(eos_id, "tokenizer_config.json"),
+    }
+    ids = sources["generation_config"]
+    if ids is None:
+        ids = tuple(dict.fromkeys((sources["tokenizer_config"] or ()) + (sources["config"] or ())))
+    return StopIds(ids, sources)
 
 
 def _id_tuple(value, where):

@@ -1,0 +1,372 @@
+"""Continue a prompt token by token through a cache: stop rules, streaming, and the answer with the reason it ended.
+
+Chooses tokens and keeps text; knows nothing of how logits come about.
+"""
+
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from qwenref import ops
+from qwenref.cache import Cache
+from qwenref.errors import CapabilityMissing, InputError, NonFiniteError, ShapeError, compose
+from qwenref.inputs import checked_ids, checked_mask
+from qwenref.numerics import unless_chosen
+from qwenref.tokenizer import find_stop_ids
+
+
+class Rendered(NamedTuple):
+    """A prompt as `text` and as `ids`."""
+
+    text: str
+    ids: list
+
+
+class Generation:
+    """What a prompt was continued with.
+
+    ids      prompt and new ids, pads left out          new_ids   the new ones, with the id that ended the text
+    text     the new text, special tokens left out and cut before a stop string; None without a tokenizer
+    finish   why it ended, in words                     steps     calls of the model
+    logits   float32 [new, vocab] when asked for, else None
+
+    From a 2-D input every field but `steps` is a list with one entry per row, and `rows` are the rows alone.
+    """
+
+    def __init__(self, rows, steps, single):
+        self.rows = rows
+        self.steps = steps
+        self._single = single
+
+    ids = property(lambda self: self._field("ids"))
+    new_ids = property(lambda self: self._field("new_ids"))
+    text = property(lambda self: self._field("text"))
+    finish = property(lambda self: self._field("finish"))
+    logits = property(lambda self: self._field("logits"))
+
+    def _field(self, name):
+        values = [getattr(row, name) for row in self.rows]
+        return values[0] if self._single else values
+
+    def __repr__(self):
+        head = f"Generation · {self.steps:,} step" + ("" if self.steps == 1 else "s")
+        if not self._single:
+            head += f" · {len(self.rows)} rows"
+        return "\n".join(
+            [head, *map(repr, self.rows[:8]), *([f"… {len(self.rows) - 8} more rows"] * (len(self.rows) > 8))]
+        )
+
+    def _repr_html_(self):
+        return f'<div class="qr-generation">{"".join(row._repr_html_() for row in self.rows)}</div>'
+
+
+class Row:
+    """One row of a `Generation`: the same fields, flat."""
+
+    def __init__(self, prompt_ids, tokenizer, stop, streamer, vocab):
+        self.prompt_ids, self.new_ids = prompt_ids, []
+        self.finish = None
+        self._tokenizer, self._stop = tokenizer, stop
+        self._logits = [np.empty((0, vocab), np.float32)] if vocab else None
+        self._text = None if tokenizer is None else _Text(tokenizer, stop.texts, streamer)
+
+    @property
+    def ids(self):
+        return self.prompt_ids + self.new_ids
+
+    @property
+    def text(self):
+        return None if self._text is None else self._text.shown
+
+    @property
+    def logits(self):
+        return None if self._logits is None else np.concatenate(self._logits)
+
+    def take(self, id, logits):
+        """One more id; sets `finish` when it ends the text."""
+        self.new_ids.append(id)
+        if self._logits is not None:
+            self._logits.append(logits[None].copy())
+        hit = self._text.put(id) if self._text is not None else None
+        if id in self._stop.ids:
+            name = f"{self._tokenizer.token_text(id)} " if self._tokenizer is not None else ""
+            self.finish = f"stop token {name}{id}"
+        elif hit is not None:
+            self.finish = f"stop string {hit!r}"
+
+    def end(self, finish=None):
+        self.finish = self.finish or finish
+        if self._text is not None:
+            self._text.flush()
+
+    def __repr__(self):
+        tokens = f"{len(self.new_ids):,} new token" + ("" if len(self.new_ids) == 1 else "s")
+        head = f"{tokens} after {len(self.prompt_ids):,} · ended by {self.finish}"
+        if self._tokenizer is None:
+            return f"{head}\n▏{self.new_ids[:24]}" + (" …" if len(self.new_ids) > 24 else "")
+        lines = _last_lines(self._tokenizer.decode(self.prompt_ids), 3)
+        new = self.text.splitlines()
+        more = [f"… {len(new) - 12} more lines: .text"] if len(new) > 12 else []
+        return "\n".join([head, *lines, *(f"▏{line}" for line in new[:12]), *more])
+
+    def _repr_html_(self):
+        from html import escape
+
+        prompt = "" if self._tokenizer is None else escape(self._tokenizer.decode(self.prompt_ids))
+        new = escape(str(self.new_ids) if self.text is None else self.text)
+        return f"<pre>{prompt}<b>{new}</b></pre><p>{len(self.new_ids):,} new tokens · {escape(str(self.finish))}</p>"
+
+
+def generate(
+    model,
+    input_ids,
+    max_new_tokens=256,
+    attention_mask=None,
+    cache=None,
+    stop=None,
+    sampler=None,
+    streamer=None,
+    return_logits=False,
+    seed=0,
+):
+    """Continue `input_ids` ([T], or [B, T] with pads on the left and `attention_mask`) by up to `max_new_tokens`.
+
+    cache      a `Cache`: its tokens come before these ones.  Afterwards it holds everything but the newest id, so that
+               a conversation goes on with `new_ids[-1:]` and what follows.  After an error or Ctrl-C it holds the
+               tokens of the calls that came through, and no half of another.
+    stop       None: the stop ids of the checkpoint (generation_config.json).  Else ids, strings or a list of both: ids
+               replace the checkpoint's, strings are looked for in the text besides; [] stops at nothing.
+    sampler    None is greedy, the lowest id wins ties.  Else `sampler.sample(logits, context_ids, rng)` gives the id;
+               row b draws from NumPy's Philox keyed by seed + b, whatever else is in the batch.
+    streamer   called with each piece of text, whole characters only; or an object with `put(text)` and `end()`.
+    """
+    rows_wanted = np.ndim(input_ids)
+    ids = checked_ids(input_ids, model.config.text_config.vocab_size)
+    B, T = ids.shape
+    max_new_tokens = _count(max_new_tokens)
+    cache = Cache(model, batch=B) if cache is None else cache
+    if cache.batch != B:
+        raise ShapeError(
+            compose("generate: cache has another number of rows", found=f"{cache.batch} in the cache, {B} prompts")
+        )
+    mask = _left_padded(attention_mask, cache, B, T)
+    _refuse_overlong(model, cache, mask)
+    if streamer is not None and B > 1:
+        raise InputError(compose("generate: a streamer takes one row", found=f"{B} rows"))
+    tokenizer = _tokenizer_of(model)
+    stop = _stop_rule(stop, model, tokenizer)
+    if streamer is not None and tokenizer is None:
+        raise CapabilityMissing(compose("generate: a streamer needs a tokenizer", do="open the model from its folder"))
+
+    vocab = model.config.text_config.vocab_size if return_logits else None
+    rows = [Row(ids[b, mask[b]].tolist(), tokenizer, stop, streamer, vocab) for b in range(B)]
+    rngs = [None if sampler is None else np.random.Generator(np.random.Philox(seed + b)) for b in range(B)]
+    steps = 0
+    try:
+        fed, fed_mask = ids, mask
+        while steps < max_new_tokens and any(row.finish is None for row in rows):
+            fed_mask = None if fed_mask.all() else fed_mask
+            logits = model(fed, attention_mask=fed_mask, cache=cache, logits_to_keep=1).logits[:, -1]
+            steps += 1
+            fed = np.zeros((B, 1), np.int64)
+            for b, row in enumerate(rows):
+                if row.finish is None:
+                    fed[b] = _choose(model, logits[b], row, sampler, rngs[b], steps, b)
+                    row.take(int(fed[b, 0]), logits[b])
+            _end_full_rows(model, cache, rows)
+            # A row that has ended is fed pads: they leave its part of the cache as it is.
+            fed_mask = np.array([[row.finish is None] for row in rows])
+        for row in rows:
+            row.end("max_new_tokens")
+    finally:
+        if hasattr(streamer, "end"):
+            streamer.end()
+    return Generation(rows, steps, rows_wanted == 1)
+
+
+def chat(model, messages, tools=None, enable_thinking=None, **options):
+    """Answer a conversation: the checkpoint's template, then `generate` with the given options."""
+    _, ids = render(model, messages, tools=tools, enable_thinking=enable_thinking)
+    for name in ("image_token_id", "video_token_id"):
+        if getattr(model.config, name, None) in ids:
+            raise CapabilityMissing(
+                compose(
+                    "chat: the conversation holds pictures or videos",
+                    found=f"{model.tokenizer.token_text(getattr(model.config, name))} in the prompt",
+                    expected="text only in this version",
+                )
+            )
+    return generate(model, ids, **options)
+
+
+def render(model, messages, tools=None, add_generation_prompt=True, enable_thinking=None, **variables):
+    """The exact prompt of a conversation: `.text` and `.ids`, or `text, ids = render(...)`.
+
+    `model` is a model or a Tokenizer.  enable_thinking=None leaves the choice to the template.
+    """
+    tokenizer = getattr(model, "tokenizer", model)
+    text = tokenizer.render(messages, tools, add_generation_prompt, enable_thinking, **variables)
+    return Rendered(text, tokenizer.encode(text, add_special_tokens=False))
+
+
+# Choosing
+
+
+def _choose(model, logits, row, sampler, rng, step, b):
+    finite = np.isfinite(logits)
+    if not finite.all():
+        bad = int(np.argmin(finite))
+        raise NonFiniteError(
+            compose(
+                f"generate: step {step}, row {b}: {int((~finite).sum()):,} of {len(logits):,} logits are not finite",
+                found=f"{logits[bad]} for id {bad}, after {len(row.ids):,} tokens",
+                expected="numbers: no token is chosen from NaN or infinity",
+                do="look for the first module whose output is not finite",
+            )
+        )
+    if sampler is None:
+        with unless_chosen(model.numerics):
+            return int(ops.argmax(logits))
+    return operator.index(sampler.sample(logits, row.ids, rng))
+
+
+def _end_full_rows(model, cache, rows):
+    limit = model.config.text_config.max_position_embeddings
+    for row, length in zip(rows, cache.length, strict=True):
+        if row.finish is None and length >= limit:
+            row.finish = f"context full ({limit:,} tokens, max_position_embeddings)"
+
+
+# Text
+
+
+class _Text:
+    """The text of one row as it grows: whole characters, and nothing that may yet turn out to begin a stop string."""
+
+    def __init__(self, tokenizer, stops, streamer):
+        self._stream = tokenizer.stream(skip_special_tokens=True)
+        self._stops, self._emit = stops, getattr(streamer, "put", streamer)
+        self._pieces, self._held, self._ended = [], "", False
+
+    @property
+    def shown(self):
+        return "".join(self._pieces)
+
+    def put(self, id):
+        """The stop string that this id completes, or None."""
+        self._held += self._stream.put(id)
+        return self._advance()
+
+    def flush(self):
+        """Let out what was held back; called once, at the end."""
+        if not self._ended:
+            self._held += self._stream.flush()
+            self._advance()
+            self._show(len(self._held))
+
+    def _advance(self):
+        found = [(at, text) for text in self._stops if (at := self._held.find(text)) >= 0]
+        if found:
+            at, text = min(found)
+            self._show(at)
+            self._held, self._ended = "", True
+            return text
+        self._show(len(self._held) - max((_overlap(self._held, text) for text in self._stops), default=0))
+        return None
+
+    def _show(self, count):
+        piece, self._held = self._held[:count], self._held[count:]
+        if piece:
+            self._pieces.append(piece)
+            if self._emit is not None:
+                self._emit(piece)
+
+
+def _overlap(text, stop):
+    """Length of the longest end of `text` that begins `stop`, short of all of it."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def _last_lines(text, limit):
+    lines = text.splitlines()
+    return [f"… {len(lines) - limit} lines before", *lines[-limit:]] if len(lines) > limit else lines
+
+
+# Checking
+
+
+class _Stop(NamedTuple):
+    ids: frozenset
+    texts: tuple
+
+
+def _stop_rule(stop, model, tokenizer):
+    own = find_stop_ids(model.path).ids if model.path is not None else ()
+    own = tokenizer.stop.ids if tokenizer is not None else own
+    if stop is None:
+        return _Stop(frozenset(own), ())
+    given = [stop] if isinstance(stop, str) or not hasattr(stop, "__iter__") else list(stop)
+    ids, texts = set(), []
+    for entry in given:
+        if isinstance(entry, str) and entry:
+            special = tokenizer.special_tokens.get(entry) if tokenizer is not None else None
+            if tokenizer is None:
+                raise CapabilityMissing(compose(f"generate: stop string {entry!r} needs a tokenizer", do="stop by ids"))
+            ids.add(special) if special is not None else texts.append(entry)
+            continue
+        try:
+            ids.add(operator.index(entry))
+        except TypeError:
+            raise InputError(
+                compose("generate: stop", found=repr(entry), expected="token ids, strings, or a list of both")
+            ) from None
+    return _Stop(frozenset(ids if ids or not given else own), tuple(texts))
+
+
+def _tokenizer_of(model):
+    try:
+        return model.tokenizer
+    except CapabilityMissing:  # no folder, or no tokenizer.json in it: ids in, ids out
+        return None
+
+
+def _count(value):
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise InputError(compose(f"generate: max_new_tokens {value!r}", expected="an integer, 0 or more"))
+    return count
+
+
+def _left_padded(mask, cache, B, T):
+    mask = checked_mask(mask, B, T, cache.mask)
+    if mask is None:
+        return np.ones((B, T), bool)
+    wrong = np.flatnonzero(~mask[:, -1])
+    if wrong.size:
+        raise InputError(
+            compose(
+                f"generate: row {wrong[0]} ends in a pad",
+                found=f"{int(mask[wrong[0]].sum())} tokens of {T} kept",
+                expected="pads on the left, and at least one token",
+            )
+        )
+    return mask
+
+
+def _refuse_overlong(model, cache, mask):
+    limit = model.config.text_config.max_position_embeddings
+    total = cache.length + mask.sum(axis=1)
+    if total.max() > limit:
+        row = int(total.argmax())
+        raise InputError(
+            compose(
+                f"generate: the prompt is {int(total[row]):,} tokens; the model takes {limit:,}",
+                found=f"{int(cache.length[row]):,} in the cache, {int(mask[row].sum()):,} new in row {row}",
+                expected=f"at most {limit:,}   (config.max_position_embeddings)",
+                do="shorten the prompt",
+            )
+        )
