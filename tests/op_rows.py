@@ -224,7 +224,7 @@ def over_rows(*names, vectors=(), **more):
 def linear_calls():
     shapes = [((2, 3), 48, 20), ((), 33, 5), ((1,), 1, 1), ((1, 1), 64, 130), ((0,), 32, 4), ((2, 0), 7, 3)]
     shapes += [((m,), 70, 37) for m in (1, 2, 3, 8, 15, 16, 17, 48, 49, 100)] + [((2,), 31, 1), ((5,), 2, 129)]
-    shapes += [((m,), 1030, 21) for m in (1, 20)]
+    shapes += [((m,), 1030, 21) for m in (1, 20)] + [((2, 50), 1100, 200)]  # more than one panel in every direction
     calls = [{"x": normal(*s, i), "w": normal(o, i, seed=1)} for s, i, o in shapes]
     return [c | {"b": normal(len(c["w"]), seed=2)} for c in calls] + calls
 
@@ -282,7 +282,13 @@ def conv_calls():
 def delta_calls():
     shapes = [(2, 5, 2, 6, 8, 4), (1, 1, 1, 1, 1, 1), (3, 1, 2, 2, 16, 16), (1, 0, 1, 2, 8, 8), (1, 70, 1, 2, 32, 20)]
     calls = []
-    for B, T, G, H, K, V in [*shapes, (1, 3, 2, 4, 17, 33), (3, 9, 1, 3, 5, 7), (1, 4, 1, 1, 128, 128)]:
+    for B, T, G, H, K, V in [
+        *shapes,
+        (1, 3, 2, 4, 17, 33),
+        (3, 9, 1, 3, 5, 7),
+        (1, 4, 1, 1, 128, 128),
+        (1, 6, 2, 6, 12, 70),
+    ]:
         plain = {
             "q": unit(B, T, G, K), "k": unit(B, T, G, K, seed=1), "v": normal(B, T, H, V, seed=2),
             "g": -np.exp(normal(B, T, H, seed=3) - 1), "beta": 1 / (1 + np.exp(normal(B, T, H, seed=4))),
@@ -291,7 +297,7 @@ def delta_calls():
         state = {"state": normal(B, H, K, V, seed=5)}
         calls += [plain | state | steps(B, T), plain, plain | state, plain | steps(B, T)]
     no_decay = calls[-2] | {"g": 0 * calls[-2]["g"]}
-    one_key = calls[-14] | {"k": np.repeat(calls[-14]["k"][:, :1], calls[-14]["k"].shape[1], 1)}
+    one_key = calls[16] | {"k": np.repeat(calls[16]["k"][:, :1], calls[16]["k"].shape[1], 1)}
     return [*calls, no_decay, one_key, calls[2] | {"g": calls[2]["g"] - 50}, calls[2] | {"g": calls[2]["g"] - 1000}]
 
 
