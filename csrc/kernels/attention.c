@@ -21,27 +21,43 @@ typedef struct attention_tile {
     int64_t begin[TILE], end[TILE];
 } attention_tile;
 
+/* The next n <= 16 elements of rows x keys dot products */
+QR_INLINE void dot_step(lanes *sum, const float *const *q, const float *k, int64_t stride, int64_t d, int64_t n,
+                        const int rows, const int keys)
+{
+    lanes x[4];
+    QR_UNROLL
+    for (int r = 0; r < rows; r++)
+        x[r] = n >= LANES ? lanes_load(q[r] + d) : lanes_load_tail(q[r] + d, n, 0);
+    QR_UNROLL
+    for (int j = 0; j < keys; j++) {
+        const float *const at = k + j * stride + d;
+        const lanes y = n >= LANES ? lanes_load(at) : lanes_load_tail(at, n, 0);
+        QR_UNROLL
+        for (int r = 0; r < rows; r++)
+            sum[r * keys + j] = lanes_fma(x[r], y, sum[r * keys + j]);
+    }
+}
+
 /* out[r * keys + j] = q_r . k_j * scale, each as qr_dot forms it */
 QR_INLINE void dot_tile(float *out, const float *const *q, const float *k, int64_t stride, int64_t D, float scale,
                         const int rows, const int keys)
 {
     lanes sum[8];
     int64_t d = 0;
-    QR_UNROLL for (int i = 0; i < rows * keys; i++) sum[i] = lanes_set(0);
-    for (; d < D; d += LANES) {
-        const int64_t n = D - d;
-        lanes x[4];
-        QR_UNROLL for (int r = 0; r < rows; r++) x[r] =
-            n >= LANES ? lanes_load(q[r] + d) : lanes_load_tail(q[r] + d, n, 0);
-        QR_UNROLL for (int j = 0; j < keys; j++)
-        {
-            const float *const at = k + j * stride + d;
-            const lanes y = n >= LANES ? lanes_load(at) : lanes_load_tail(at, n, 0);
-            QR_UNROLL for (int r = 0; r < rows; r++) sum[r * keys + j] = lanes_fma(x[r], y, sum[r * keys + j]);
-        }
-    }
-    QR_UNROLL for (int i = 0; i < rows * keys; i += 4) lanes_sum4(out + i, sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
-    QR_UNROLL for (int i = 0; i < rows * keys; i++) out[i] *= scale;
+    QR_UNROLL
+    for (int i = 0; i < rows * keys; i++)
+        sum[i] = lanes_set(0);
+    for (; d + LANES <= D; d += LANES)
+        dot_step(sum, q, k, stride, d, LANES, rows, keys);
+    if (d < D)
+        dot_step(sum, q, k, stride, d, D - d, rows, keys);
+    QR_UNROLL
+    for (int i = 0; i < rows * keys; i += 4)
+        lanes_sum4(out + i, sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
+    QR_UNROLL
+    for (int i = 0; i < rows * keys; i++)
+        out[i] *= scale;
 }
 
 /* Scores of the tile for keys first to last - 1; a row may receive some beyond its own range, which nobody reads. */
@@ -89,25 +105,30 @@ QR_INLINE void mix_columns(float *const *o, const float *const *p, const float *
                            int64_t last, int64_t width, const int rows, const int columns)
 {
     lanes sum[8];
-    QR_UNROLL for (int r = 0; r < rows; r++)
-    {
-        QR_UNROLL for (int c = 0; c < columns; c++) sum[r * columns + c] =
-            width >= LANES ? lanes_load(o[r] + c * LANES) : lanes_load_tail(o[r], width, 0);
+    QR_UNROLL
+    for (int r = 0; r < rows; r++) {
+        QR_UNROLL
+        for (int c = 0; c < columns; c++)
+            sum[r * columns + c] = width >= LANES ? lanes_load(o[r] + c * LANES) : lanes_load_tail(o[r], width, 0);
     }
     for (int64_t i = first; i < last; i++) {
         const float *const at = v + i * stride;
         lanes x[4];
-        QR_UNROLL for (int r = 0; r < rows; r++) x[r] = lanes_set(p[r][i]);
-        QR_UNROLL for (int c = 0; c < columns; c++)
-        {
+        QR_UNROLL
+        for (int r = 0; r < rows; r++)
+            x[r] = lanes_set(p[r][i]);
+        QR_UNROLL
+        for (int c = 0; c < columns; c++) {
             const lanes y = width >= LANES ? lanes_load(at + c * LANES) : lanes_load_tail(at, width, 0);
-            QR_UNROLL for (int r = 0; r < rows; r++) sum[r * columns + c] = lanes_fma(x[r], y, sum[r * columns + c]);
+            QR_UNROLL
+            for (int r = 0; r < rows; r++)
+                sum[r * columns + c] = lanes_fma(x[r], y, sum[r * columns + c]);
         }
     }
-    QR_UNROLL for (int r = 0; r < rows; r++)
-    {
-        QR_UNROLL for (int c = 0; c < columns; c++)
-        {
+    QR_UNROLL
+    for (int r = 0; r < rows; r++) {
+        QR_UNROLL
+        for (int c = 0; c < columns; c++) {
             if (width >= LANES)
                 lanes_store(o[r] + c * LANES, sum[r * columns + c]);
             else
