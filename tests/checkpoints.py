@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import struct
 from pathlib import Path
 
@@ -143,3 +144,23 @@ def text_27b(prefix="model.language_model."):
     out[prefix + "norm.weight"] = ("BF16", (H,))
     out["lm_head.weight"] = ("BF16", (vocab, H))
     return out
+
+
+def arrays():
+    """One array of every dtype NumPy has, a scalar and an empty one among them."""
+    rng = np.random.default_rng(7)
+    out = {f"t.{name}": rng.integers(0, 2, (3, 5)).astype(dtype) for name, dtype in NUMPY.items()}
+    return out | {"scalar": np.float32(2.5), "empty": np.zeros((0, 4), np.int16), "ünï": np.arange(3, dtype=np.uint8)}
+
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def maps_of(folder):
+    with open("/proc/self/maps") as lines:
+        return [line for line in lines if str(folder) in line]
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
