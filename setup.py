@@ -22,17 +22,16 @@ MISSING = """{what} not found: pkg-config knows none of {modules}
              apt    sudo apt-get install libcjson-dev libopenblas-dev pkg-config
              dnf    sudo dnf install cjson-devel openblas-devel pkgconf-pkg-config
              brew   brew install cjson openblas pkg-config
-             conda  conda install -c conda-forge cjson openblas pkg-config
-             or point PKG_CONFIG_PATH at the folder that holds their .pc files"""
+             conda  conda install -c conda-forge cjson openblas pkg-config"""
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 FLAGS += ["-Wall", "-Wextra", "-Wconversion"]
 
 
 def pkg_config(what):
     """Compiler and linker words for one library."""
-    tool = os.environ.get("PKG_CONFIG", "pkg-config")
     for module in LIBRARIES[what]:
-        asked = [subprocess.getstatusoutput(f"{tool} {kind} {module} 2>/dev/null") for kind in ("--cflags", "--libs")]
+        asks = (f"${{PKG_CONFIG:-pkg-config}} {kind} {module} 2>/dev/null" for kind in ("--cflags", "--libs"))
+        asked = [subprocess.getstatusoutput(ask) for ask in asks]
         if not any(status for status, _ in asked):
             return [shlex.split(words) for _, words in asked]
     raise SystemExit(MISSING.format(what=what, modules=", ".join(LIBRARIES[what])))
@@ -42,8 +41,7 @@ class Build(build_ext):
     def build_extensions(self):
         compile_some = self.compiler.compile
 
-        def compile_side_by_side(sources, **options):
-            """Each kernel level is a long compilation of its own."""
+        def compile_side_by_side(sources, **options):  # each kernel level is a long compilation of its own
             with ThreadPoolExecutor(os.cpu_count()) as workers:
                 return [done[0] for done in workers.map(lambda source: compile_some([source], **options), sources)]
 
