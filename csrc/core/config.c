@@ -41,8 +41,7 @@ static const char *const vision_keys[] = {"model_type",
                                           "compression_config",
                                           NULL};
 
-static bool
-among(const char *key, const char *const *names)
+static bool among(const char *key, const char *const *names)
 {
     for (; *names != NULL; names++) {
         if (strcmp(key, *names) == 0)
@@ -51,8 +50,7 @@ among(const char *key, const char *const *names)
     return false;
 }
 
-static bool
-has_row(const char *key, const qr_key *keys)
+static bool has_row(const char *key, const qr_key *keys)
 {
     for (; keys->name != NULL; keys++) {
         if (strcmp(key, keys->name) == 0)
@@ -61,8 +59,7 @@ has_row(const char *key, const qr_key *keys)
     return false;
 }
 
-static bool
-is_text_key(const char *key)
+static bool is_text_key(const char *key)
 {
     return has_row(key, qr_text_keys) || qr_is_rope_key(key) || strcmp(key, "layer_types") == 0 ||
            strcmp(key, "full_attention_interval") == 0;
@@ -70,8 +67,7 @@ is_text_key(const char *key)
 
 /* ---- what kind of file this is ------------------------------------------------------------------------------------ */
 
-static int
-check_quantised(const qr_place *place, qr_error *error)
+static int check_quantised(const qr_place *place, qr_error *error)
 {
     static const char *const keys[] = {"quantization_config", "compression_config"};
     for (size_t i = 0; i < 2; i++) {
@@ -88,8 +84,8 @@ check_quantised(const qr_place *place, qr_error *error)
     return 0;
 }
 
-static int
-unknown_model(const qr_place *root, const char *key, const cJSON *item, const char *expected, qr_error *error)
+static int unknown_model(const qr_place *root, const char *key, const cJSON *item, const char *expected,
+                         qr_error *error)
 {
     char word[64] = "nothing";
     if (cJSON_IsString(item)) {
@@ -106,8 +102,7 @@ unknown_model(const qr_place *root, const char *key, const cJSON *item, const ch
 }
 
 /* model_type and architectures: anything but our two is another architecture, and the rest would be noise. */
-static int
-read_kind(const qr_place *root, qr_config *out, qr_error *error)
+static int read_kind(const qr_place *root, qr_config *out, qr_error *error)
 {
     static const char *const both = "Qwen3_5ForConditionalGeneration", *const text = "Qwen3_5ForCausalLM";
     const cJSON *type = qr_get(root, "model_type"), *list = qr_get_set(root, "architectures"), *item;
@@ -134,8 +129,7 @@ read_kind(const qr_place *root, qr_config *out, qr_error *error)
     return 0;
 }
 
-static void
-check_section_type(const qr_place *place, const char *wanted, const char *older)
+static void check_section_type(const qr_place *place, const char *wanted, const char *older)
 {
     const cJSON *type = qr_get_set(place, "model_type");
     if (type != NULL &&
@@ -143,8 +137,7 @@ check_section_type(const qr_place *place, const char *wanted, const char *older)
         qr_config_fault(place, "model_type", type, "%s", wanted);
 }
 
-static void
-note_unknown(const qr_place *place, const qr_key *keys, const char *const *names, bool rope)
+static void note_unknown(const qr_place *place, const qr_key *keys, const char *const *names, bool rope)
 {
     const cJSON *child;
     cJSON_ArrayForEach(child, place->object)
@@ -157,8 +150,7 @@ note_unknown(const qr_place *place, const qr_key *keys, const char *const *names
 
 /* ---- text section ------------------------------------------------------------------------------------------------- */
 
-static void
-check_empty(const qr_place *place, const char *key)
+static void check_empty(const qr_place *place, const char *key)
 {
     const cJSON *item = qr_get_set(place, key);
     if (item != NULL && !(cJSON_IsArray(item) && item->child == NULL))
@@ -166,8 +158,7 @@ check_empty(const qr_place *place, const char *key)
 }
 
 /* Stop ids: none, one, or a list. They stay in the file's form; only their kind is checked here. */
-static void
-check_eos(const qr_place *place)
+static void check_eos(const qr_place *place)
 {
     const cJSON *item = qr_get_set(place, "eos_token_id"), *child;
     int64_t id;
@@ -178,8 +169,7 @@ check_eos(const qr_place *place)
     }
 }
 
-static void
-read_tie(const qr_place *place, qr_flag *out)
+static void read_tie(const qr_place *place, qr_flag *out)
 {
     const cJSON *item = qr_get(place, "tie_word_embeddings");
     bool value = false;
@@ -188,10 +178,10 @@ read_tie(const qr_place *place, qr_flag *out)
 }
 
 /* An explicit list always wins over the interval, and need not repeat. */
-static void
-read_layer_types(const qr_place *place, qr_text_config *text)
+static void read_layer_types(const qr_place *place, qr_text_config *text)
 {
-    const cJSON *list = qr_get_set(place, "layer_types"), *interval = qr_get(place, "full_attention_interval"), *item;
+    const cJSON *list = qr_get_set(place, "layer_types"), *interval = qr_get(place, "full_attention_interval");
+    const cJSON *count = qr_get(place, "num_hidden_layers"), *item;
     int64_t every = list != NULL ? 0 : 4, i = 0;
 
     if (interval != NULL)
@@ -199,12 +189,16 @@ read_layer_types(const qr_place *place, qr_text_config *text)
     else if (list == NULL)
         qr_note_default(place, "full_attention_interval");
     text->full_attention_interval = every;
+    /* A count that was refused above still holds its default: no list can be measured by it. */
+    if (count != NULL && !(cJSON_IsNumber(count) && count->valuedouble == (double)text->num_hidden_layers))
+        return;
     if (text->num_hidden_layers > QR_MAX_LAYERS) {
         qr_config_fault(place, "num_hidden_layers", qr_get(place, "num_hidden_layers"), "at most %d", QR_MAX_LAYERS);
         return;
     }
     if (list != NULL && (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != text->num_hidden_layers)) {
-        qr_config_fault(place, "layer_types", list, "a list of num_hidden_layers = %lld", (long long)text->num_hidden_layers);
+        qr_config_fault(place, "layer_types", list, "a list of num_hidden_layers = %lld",
+                        (long long)text->num_hidden_layers);
         return;
     }
     text->full_attention = calloc((size_t)text->num_hidden_layers, sizeof *text->full_attention);
@@ -230,8 +224,7 @@ read_layer_types(const qr_place *place, qr_text_config *text)
         text->full_attention_layers += text->full_attention[i];
 }
 
-static void
-read_text(const qr_place *place, qr_config *out)
+static void read_text(const qr_place *place, qr_config *out)
 {
     qr_read_keys(place, qr_text_keys, &out->text);
     read_layer_types(place, &out->text);
@@ -246,8 +239,7 @@ read_text(const qr_place *place, qr_config *out)
 
 /* ---- vision section ----------------------------------------------------------------------------------------------- */
 
-static void
-read_vision(const qr_place *place, qr_config *out)
+static void read_vision(const qr_place *place, qr_config *out)
 {
     check_section_type(place, "qwen3_5_vision", "qwen3_5");
     qr_read_keys(place, qr_vision_keys, &out->vision);
@@ -261,8 +253,7 @@ read_vision(const qr_place *place, qr_config *out)
 /* ---- the two kinds of file ---------------------------------------------------------------------------------------- */
 
 /* A text key at the root of a composite file is read by nobody; a copy of the section's is harmless. */
-static void
-check_stray(const qr_place *root, const cJSON *text)
+static void check_stray(const qr_place *root, const cJSON *text)
 {
     const cJSON *child;
     cJSON_ArrayForEach(child, root->object)
@@ -273,8 +264,7 @@ check_stray(const qr_place *root, const cJSON *text)
     }
 }
 
-static void
-note_unknown_root(const qr_place *root)
+static void note_unknown_root(const qr_place *root)
 {
     const cJSON *child;
     cJSON_ArrayForEach(child, root->object)
@@ -286,8 +276,7 @@ note_unknown_root(const qr_place *root)
     }
 }
 
-static int
-read_composite(const qr_place *root, qr_config *out, qr_error *error)
+static int read_composite(const qr_place *root, qr_config *out, qr_error *error)
 {
     const qr_place text = {root->reader, qr_get(root, "text_config"), "text_config."};
     const qr_place vision = {root->reader, qr_get_set(root, "vision_config"), "vision_config."};
@@ -317,8 +306,7 @@ read_composite(const qr_place *root, qr_config *out, qr_error *error)
     return 0;
 }
 
-static int
-report(const qr_reader *reader, qr_error *error)
+static int report(const qr_reader *reader, qr_error *error)
 {
     char lines[QR_FAULTS_SHOWN * (QR_FAULT_SIZE + 5) + 1] = "";
     size_t used = 0;
@@ -338,8 +326,7 @@ report(const qr_reader *reader, qr_error *error)
     return qr_fail(error, QR_BAD_CONFIG, "%s: %d faults%s", reader->source, reader->faults, lines);
 }
 
-int
-qr_config_parse(const char *text, size_t length, const char *source, qr_config *out, qr_error *error)
+int qr_config_parse(const char *text, size_t length, const char *source, qr_config *out, qr_error *error)
 {
     qr_reader reader = {.source = source, .config = out};
     qr_place root = {&reader, NULL, ""};
@@ -369,16 +356,14 @@ done:
     return rc;
 }
 
-static void
-clear_names(qr_names *names)
+static void clear_names(qr_names *names)
 {
     for (size_t i = 0; i < names->count; i++)
         free(names->item[i]);
     free(names->item);
 }
 
-void
-qr_config_clear(qr_config *config)
+void qr_config_clear(qr_config *config)
 {
     free(config->text.full_attention);
     clear_names(&config->defaults);

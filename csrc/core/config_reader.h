@@ -35,7 +35,8 @@ const cJSON *qr_get(const qr_place *place, const char *key);
 const cJSON *qr_get_set(const qr_place *place, const char *key);
 
 /* "path.key: found 3.5, expected <format>". */
-void qr_config_fault(const qr_place *place, const char *key, const cJSON *found, const char *format, ...) QR_FORMAT(4, 5);
+void qr_config_fault(const qr_place *place, const char *key, const cJSON *found, const char *format, ...)
+    QR_FORMAT(4, 5);
 /* "path.key: <format>". */
 void qr_fault_text(const qr_place *place, const char *key, const char *format, ...) QR_FORMAT(3, 4);
 

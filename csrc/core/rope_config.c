@@ -131,7 +131,7 @@ static void check_section(const qr_place *rope, const cJSON *item, const qr_text
     given[0] = frequencies - given[1] - given[2];
     if (memcmp(given, section, sizeof given) != 0)
         qr_config_fault(rope, "mrope_section", item, "counts the interleaving can give: it gives [%lld, %lld, %lld]",
-                 (long long)given[0], (long long)given[1], (long long)given[2]);
+                        (long long)given[0], (long long)given[1], (long long)given[2]);
 }
 
 static void read_width(const qr_place *rope, qr_text_config *text)
