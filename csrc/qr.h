@@ -37,7 +37,8 @@ typedef struct qr_error {
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
-static inline int qr_fail(qr_error *error, qr_error_kind kind, const char *format, ...)
+static inline int
+qr_fail(qr_error *error, qr_error_kind kind, const char *format, ...)
 {
     if (error->kind == QR_OK) {
         va_list args;

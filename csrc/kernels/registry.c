@@ -2,7 +2,8 @@
 #include "../qr.h"
 
 #define OP(name) +1
-enum { OP_COUNT = 0
+enum {
+    OP_COUNT = 0
 #include "ops.h"
 };
 #undef OP
