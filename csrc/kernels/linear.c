@@ -1,0 +1,451 @@
+/* y = x Wᵀ + b with W as it lies in the file, and rows of an embedding table.  Holds the order of summation, the
+ * blocking and the portable loops; linear_avx2.h and linear_avx512.h hold the loops of their level.
+ *
+ * The order of every output: elements (2p, 2p+1) of a row form pair p; pair p belongs to class p mod 16; a class is one
+ * chain of fused multiply-adds from +0, high element (2p+1) before low (2p); the class sums are added as the tree
+ * ((0+1)+(2+3))+((4+5)+(6+7)) and so on; then the bias. Rows are filled up with zeros to a multiple of 32, and those are
+ * multiplied too, because adding +0 turns a -0 into +0. Subnormals count as zero, as the bf16 dot instruction has it. A
+ * result that is not a number is the one quiet NaN. So every level, blocking and number of threads gives the same bits. */
+#include "simd.h"
+
+#define LINEAR_INLINE static inline __attribute__((always_inline, unused))
+
+enum {
+    STEP = 32,           /* elements of a row that feed each class one pair */
+    NARROW_ROWS = 8,     /* rows of W streamed side by side */
+    NARROW_TOKENS = 16,  /* tokens that share one pass over W */
+    NARROW_STEPS = 32,   /* steps after which the next tokens take their turn: 8 rows of that length fit into L1 */
+    BLOCK_ROWS = 48,     /* rows of W packed at a time */
+    BLOCK_TOKENS = 192,  /* tokens that use a packed block before the next class is taken */
+    LINEAR_GRAIN = 65536 /* elements of W below which a second thread costs more than it brings */
+};
+
+/* One call, as the loops see it. */
+typedef struct linear {
+    const float *x, *bias;
+    const char *w;
+    float *y;
+    int64_t M, O, I;
+    int64_t row_bytes, steps;
+    qr_dtype dtype;
+    bool dots;          /* bf16 weights and x exact in bf16: a pair is one operand of the dot instruction */
+    float *px, *ragged; /* packed x; its last, incomplete panel */
+    float *pw, *part;   /* per thread: packed W; class sums on their way up the tree */
+    int64_t pw_size;    /* floats of pw per thread */
+    int64_t rows;       /* rows of W per block */
+} linear;
+
+LINEAR_INLINE int64_t element_size(qr_dtype dtype)
+{
+    return dtype == QR_F32 ? 4 : 2;
+}
+
+static inline float half_to_float(uint16_t half)
+{
+    const uint32_t sign = (uint32_t)(half >> 15) << 31, exponent = half >> 10 & 31, fraction = half & 1023;
+    uint32_t bits;
+    float value;
+
+    if (exponent == 0) { /* fraction * 2^-24, exactly; a normal float, so nothing is flushed */
+        value = (float)fraction * 0x1p-24f;
+        memcpy(&bits, &value, sizeof bits);
+    } else if (exponent == 31)
+        bits = 0x7f800000u | fraction << 13 | (fraction != 0 ? 0x400000u : 0);
+    else
+        bits = (exponent + 112) << 23 | fraction << 13;
+    bits |= sign;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* n stored elements as float32, exactly */
+static void widen(float *restrict y, const void *restrict w, int64_t n, qr_dtype dtype)
+{
+    if (dtype == QR_F32) {
+        memcpy(y, w, (size_t)n * sizeof *y);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t stored;
+        memcpy(&stored, (const char *)w + 2 * i, sizeof stored);
+        if (dtype == QR_F16) {
+            y[i] = half_to_float(stored);
+        } else {
+            const uint32_t bits = (uint32_t)stored << 16;
+            memcpy(y + i, &bits, sizeof bits);
+        }
+    }
+}
+
+/* ---- the environment of the arithmetic ---------------------------------------------------------------------- */
+
+/* Nearest even, subnormals are zero, no exception trapped. The caller's state comes back untouched, flags included. */
+static unsigned enter_flushing(void)
+{
+#if defined(__x86_64__)
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(0x9fc0);
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static void leave_flushing(unsigned before)
+{
+#if defined(__x86_64__)
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
+
+/* ---- the loops of the level ----------------------------------------------------------------------------------- */
+
+#if defined(QR_HAVE_AVX2)
+#include "linear_pack.h"
+#endif
+
+#if defined(QR_HAVE_AVX512)
+#include "linear_avx512.h"
+#elif defined(QR_HAVE_AVX2)
+#include "linear_avx2.h"
+#else
+
+/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
+ * has, per token and step, the 16 high elements and then the 16 low ones. What comes next of W is `ahead` bytes on. */
+static void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
+                        int rows, int tokens, qr_dtype dtype, bool dots, int64_t ahead)
+{
+    (void)dots;
+    (void)ahead;
+    for (int r = 0; r < rows; r++)
+        for (int64_t s = 0; s < steps; s++) {
+            float v[STEP];
+            widen(v, w + r * w_stride + s * STEP * element_size(dtype), STEP, dtype);
+            for (int t = 0; t < tokens; t++) {
+                const float *high = x + t * x_stride + s * STEP, *low = high + 16;
+                float *sum = sums + (r * tokens + t) * 16;
+                for (int c = 0; c < 16; c++)
+                    sum[c] = fmaf(v[2 * c], low[c], fmaf(v[2 * c + 1], high[c], sum[c]));
+            }
+        }
+}
+#endif
+
+/* ---- few tokens: W is streamed once, as it lies ------------------------------------------------------------------ */
+
+/* The end of every output; `sum` is the root of the tree. */
+LINEAR_INLINE void linear_store(const linear *l, int64_t token, int64_t row, float sum)
+{
+    if (l->bias != NULL)
+        sum += l->bias[row];
+    l->y[token * l->O + row] = sum == sum ? sum : NAN;
+}
+
+LINEAR_INLINE float class_tree(const float *sums)
+{
+    float v[8];
+    for (int i = 0; i < 8; i++)
+        v[i] = sums[2 * i] + sums[2 * i + 1];
+    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+}
+
+/* Per token and step: 16 high elements, 16 low ones; or, for the dot instruction, the 16 pairs. */
+static void narrow_pack(void *context, int64_t begin, int64_t end, int thread)
+{
+    const linear *l = context;
+    const int64_t step_size = l->dots ? 16 : STEP;
+    (void)thread;
+
+    for (int64_t m = begin; m < end; m++) {
+        const float *x = l->x + m * l->I;
+        float *out = l->px + m * l->steps * step_size;
+        for (int64_t s = 0; s < l->steps; s++, x += STEP, out += step_size) {
+            float last[STEP] = {0};
+            const float *from = x;
+            if ((s + 1) * STEP > l->I) {
+                memcpy(last, x, (size_t)(l->I - s * STEP) * sizeof *x);
+                from = last;
+            }
+            if (l->dots) {
+                uint32_t pair[STEP];
+                memcpy(pair, from, sizeof pair);
+                for (int c = 0; c < 16; c++)
+                    pair[c] = pair[2 * c + 1] | pair[2 * c] >> 16;
+                memcpy(out, pair, 16 * sizeof *pair);
+            } else {
+                for (int c = 0; c < 16; c++) {
+                    out[c] = from[2 * c + 1];
+                    out[16 + c] = from[2 * c];
+                }
+            }
+        }
+    }
+}
+
+static __attribute__((noinline)) void narrow_rows(const linear *l, int64_t begin, int64_t end)
+{
+    const int64_t full = l->I / STEP, tail = l->I % STEP * element_size(l->dtype);
+    const int64_t step_bytes = STEP * element_size(l->dtype), x_step = l->dots ? 16 : STEP,
+                  x_stride = l->steps * x_step;
+
+    for (int64_t m = 0; m < l->M; m += NARROW_TOKENS) {
+        const int tokens = (int)(l->M - m < NARROW_TOKENS ? l->M - m : NARROW_TOKENS);
+        const float *x = l->px + m * x_stride;
+
+        for (int64_t row = begin; row < end; row += NARROW_ROWS) {
+            const int rows = (int)(end - row < NARROW_ROWS ? end - row : NARROW_ROWS);
+            const char *w = l->w + row * l->row_bytes;
+            _Alignas(64) float sums[NARROW_ROWS * NARROW_TOKENS * 16];
+
+            memset(sums, 0, (size_t)(rows * tokens) * 16 * sizeof *sums);
+            for (int64_t s = 0; s < full; s += NARROW_STEPS) {
+                const int64_t steps = full - s < NARROW_STEPS ? full - s : NARROW_STEPS;
+                /* the hardware sees a stream only within a row, and not where tokens interrupt it */
+                const int64_t next_rows = NARROW_ROWS * l->row_bytes - s * step_bytes;
+                const int64_t ahead = s + steps == full ? next_rows : tokens > 2 ? steps * step_bytes : 0;
+                narrow_tile(sums, w + s * step_bytes, l->row_bytes, x + s * x_step, x_stride, steps, rows, tokens,
+                            l->dtype, l->dots, ahead);
+            }
+            if (tail > 0) {
+                _Alignas(64) char last[NARROW_ROWS * STEP * sizeof(float)];
+                memset(last, 0, sizeof last);
+                for (int r = 0; r < rows; r++)
+                    memcpy(last + r * step_bytes, w + r * l->row_bytes + full * step_bytes, (size_t)tail);
+                narrow_tile(sums, last, step_bytes, x + full * x_step, x_stride, 1, rows, tokens, l->dtype, l->dots, 0);
+            }
+            for (int r = 0; r < rows; r++)
+                for (int t = 0; t < tokens; t++)
+                    linear_store(l, m + t, row + r, class_tree(sums + (r * tokens + t) * 16));
+        }
+    }
+}
+
+static void narrow_work(void *context, int64_t begin, int64_t end, int thread)
+{
+    const unsigned before = enter_flushing();
+    (void)thread;
+    narrow_rows(context, begin, end);
+    leave_flushing(before);
+}
+
+static void linear_narrow(qr_call *call, linear *l)
+{
+    const int64_t rows = LINEAR_GRAIN / (l->I + 1) + 1; /* or tokens */
+    qr_parallel(call, l->M, rows, narrow_pack, l);
+    qr_parallel(call, l->O, (rows + NARROW_ROWS - 1) / NARROW_ROWS * NARROW_ROWS, narrow_work, l);
+}
+
+/* ---- many tokens: both sides packed class by class --------------------------------------------------------------- */
+
+#if defined(LINEAR_WIDE)
+
+/* Class c of a panel is a matrix of its own, depth x width: what a class needs lies in one piece, so walking K class by
+ * class is an ordinary blocked product with inner length I/16, and a finished tile climbs the tree like a carry. */
+
+LINEAR_INLINE int64_t wide_depth(const linear *l)
+{
+    return l->dots ? l->steps : 2 * l->steps;
+}
+
+LINEAR_INLINE int wide_width(const linear *l, int64_t panel)
+{
+    const int64_t left = l->M - panel * PANEL;
+    return left >= PANEL ? PANEL : (int)((left + VECTOR - 1) / VECTOR * VECTOR);
+}
+
+LINEAR_INLINE float *wide_panel(const linear *l, int64_t panel)
+{
+    return panel < l->M / PANEL ? l->px + panel * PANEL * STEP * l->steps : l->ragged;
+}
+
+/* Eight rows (of x or W) from `first` on, those behind the end taken as the last one: their results are dropped. */
+static void strip_of(const char *rows[8], const void *base, int64_t row_bytes, int64_t first, int64_t count)
+{
+    for (int i = 0; i < 8; i++) {
+        const int64_t row = first + i < count ? first + i : count - 1;
+        rows[i] = (const char *)base + row * row_bytes;
+    }
+}
+
+static void wide_pack(void *context, int64_t begin, int64_t end, int thread)
+{
+    const linear *l = context;
+    const char *rows[8];
+    (void)thread;
+
+    for (int64_t panel = begin; panel < end; panel++) {
+        const int width = wide_width(l, panel);
+        const pack_layout to = {.class_stride = wide_depth(l) * width, .depth_stride = width, .half_stride = 4};
+        for (int t = 0; t < width; t += 8) {
+            strip_of(rows, l->x, l->I * (int64_t)sizeof(float), panel * PANEL + t, l->M);
+            pack_strip(wide_panel(l, panel) + t, &to, rows, l->I, QR_F32, l->dots);
+        }
+    }
+}
+
+/* One block of at most BLOCK_ROWS rows of W against all tokens. */
+static __attribute__((noinline)) void wide_block(const linear *l, int64_t row, int rows, float *pw, float *part)
+{
+    const int groups = (rows + GROUP - 1) / GROUP;
+    const int64_t depth = wide_depth(l), panels = (l->M + PANEL - 1) / PANEL;
+    /* an odd number of cache lines, so that the sixteen classes being written do not meet in one cache set */
+    const int64_t class_stride = ((groups + 8 / GROUP - 1) / (8 / GROUP) * 8 * depth + 15) / 16 * 16 | 16;
+    const pack_layout to = {
+        .class_stride = class_stride, .depth_stride = GROUP, .half_stride = GROUP == 4 ? depth * 4 : 4};
+    const char *strip[8];
+
+    for (int r = 0; r < rows; r += 8) {
+        strip_of(strip, l->w, l->row_bytes, row + r, row + rows);
+        pack_strip(pw + r * depth, &to, strip, l->I, l->dtype, l->dots);
+    }
+    for (int64_t first = 0; first < panels; first += BLOCK_TOKENS / PANEL) {
+        const int64_t end = panels - first < BLOCK_TOKENS / PANEL ? panels : first + BLOCK_TOKENS / PANEL;
+
+        for (int c = 0; c < 16; c++)
+            for (int64_t panel = first; panel < end; panel++) {
+                const int width = wide_width(l, panel);
+                const float *x = wide_panel(l, panel) + c * depth * width;
+                for (int g = 0; g < groups; g++) {
+                    float *tile = part + ((panel - first) * groups + g) * GROUP * PANEL;
+                    wide_tile(tile, pw + c * class_stride + g * GROUP * depth, x, depth, width / VECTOR, c, l->dots);
+                }
+            }
+        for (int64_t panel = first; panel < end; panel++) {
+            const int width = wide_width(l, panel),
+                      tokens = (int)(l->M - panel * PANEL < PANEL ? l->M - panel * PANEL : PANEL);
+            const float *done = part + 4 * PART_LEVEL + (panel - first) * groups * GROUP * PANEL;
+            for (int t = 0; t < tokens; t++)
+                for (int r = 0; r < rows; r++)
+                    linear_store(l, panel * PANEL + t, row + r,
+                                 done[r / GROUP * GROUP * PANEL + r % GROUP * width + t]);
+        }
+    }
+}
+
+static void wide_work(void *context, int64_t begin, int64_t end, int thread)
+{
+    const linear *l = context;
+    const unsigned before = enter_flushing();
+
+    for (int64_t block = begin; block < end; block++) {
+        const int64_t row = block * l->rows, rows = l->O - row < l->rows ? l->O - row : l->rows;
+        wide_block(l, row, (int)rows, l->pw + thread * l->pw_size, l->part + (int64_t)thread * 5 * PART_LEVEL);
+    }
+    leave_flushing(before);
+}
+
+static void linear_wide(qr_call *call, linear *l)
+{
+    const int64_t share = ((l->O + call->threads - 1) / call->threads + 7) / 8 * 8;
+    l->rows = share < BLOCK_ROWS ? share : BLOCK_ROWS;
+    qr_parallel(call, (l->M + PANEL - 1) / PANEL, 1, wide_pack, l);
+    qr_parallel(call, (l->O + l->rows - 1) / l->rows, 1, wide_work, l);
+}
+#endif
+
+/* ---- the ops ------------------------------------------------------------------------------------------------------- */
+
+#if defined(QR_HAVE_AVX512BF16)
+/* All of x has the low half of every float clear. */
+static bool exact_in_bf16(const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 4096) {
+        const int64_t end = n - i < 4096 ? n : i + 4096;
+        uint32_t seen = 0;
+        for (int64_t k = i; k < end; k++) {
+            uint32_t bits;
+            memcpy(&bits, x + k, sizeof bits);
+            seen |= bits;
+        }
+        if (seen & 0xffff)
+            return false;
+    }
+    return true;
+}
+#endif
+
+QR_OP(linear,
+      "linear(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f, _x[*,I+31]:f, _ragged[48,I+31]:f, _w[#,48,I+63]:f, "
+      "_part[#,5,48,192]:f",
+      "y = x w^T + b: sums in float32 in one order for every CPU, batch and thread count")
+{
+    linear l = {
+        .x = IN(0),
+        .w = ARRAY(1)->data,
+        .bias = IN(2),
+        .y = OUT(0),
+        .M = DIM('*'),
+        .O = DIM('O'),
+        .I = DIM('I'),
+        .dtype = ARRAY(1)->dtype,
+        .px = OUT(1),
+        .ragged = OUT(2),
+        .pw = OUT(3),
+        .part = OUT(4),
+    };
+    l.row_bytes = l.I * element_size(l.dtype);
+    l.steps = (l.I + STEP - 1) / STEP;
+    l.pw_size = BLOCK_ROWS * (l.I + 63);
+#if defined(QR_HAVE_AVX512BF16)
+    l.dots = l.dtype == QR_BF16 && exact_in_bf16(l.x, l.M * l.I);
+#endif
+#if defined(LINEAR_WIDE)
+    if (l.M > NARROW_TOKENS) {
+        linear_wide(call, &l);
+        return;
+    }
+#endif
+    linear_narrow(call, &l);
+}
+
+typedef struct embedding {
+    const int64_t *ids;
+    const char *w;
+    float *y;
+    int64_t H;
+    qr_dtype dtype;
+} embedding;
+
+static void embedding_work(void *context, int64_t begin, int64_t end, int thread)
+{
+    const embedding *e = context;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++)
+        widen(e->y + i * e->H, e->w + e->ids[i] * e->H * element_size(e->dtype), e->H, e->dtype);
+}
+
+/* "0, 12": where element `flat` sits in an array of this shape */
+static const char *position(char *text, size_t size, const qr_array *array, int64_t flat)
+{
+    int64_t rest = 1;
+    size_t n = 0;
+    text[0] = '\0';
+    for (int d = 0; d < array->ndim; d++)
+        rest *= array->shape[d];
+    for (int d = 0; d < array->ndim && n < size; d++) {
+        rest /= array->shape[d];
+        n += (size_t)snprintf(text + n, size - n, "%s%lld", d > 0 ? ", " : "", (long long)(flat / rest));
+        flat %= rest;
+    }
+    return text;
+}
+
+QR_OP(embedding, "embedding(ids[*]:i, w[V,H]:w) -> y[*,H]:f", "y = the rows of w that ids name, exactly")
+{
+    const int64_t M = DIM('*'), V = DIM('V'), H = DIM('H');
+    embedding e = {IN_I64(0), ARRAY(1)->data, OUT(0), H, ARRAY(1)->dtype};
+    char where[128];
+
+    for (int64_t i = 0; i < M; i++)
+        if (e.ids[i] < 0 || e.ids[i] >= V) {
+            qr_fail(call->error, QR_BAD_INPUT,
+                    "%s: ids[%s] is %lld; the vocabulary has %lld\n    found    %lld\n    expected 0 to %lld\n"
+                    "    do       pass ids of this model's tokenizer; image and video ids are part of its vocabulary",
+                    call->name, position(where, sizeof where, ARRAY(0), i), (long long)e.ids[i], (long long)V,
+                    (long long)e.ids[i], (long long)(V - 1));
+            return;
+        }
+    qr_parallel(call, M, LINEAR_GRAIN / (H + 1) + 1, embedding_work, &e);
+}

@@ -1,0 +1,530 @@
+/* linear, linear_blas and embedding: the stated order of summation, on every level, blocking and number of threads. */
+#include "../../csrc/qr.h"
+
+#include "check.h"
+
+#include <float.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+/* ---- levels ------------------------------------------------------------------------------------------------------- */
+
+extern const qr_op *const linear_ops_scalar[3];
+#if defined(__x86_64__)
+extern const qr_op *const linear_ops_avx2[3], *const linear_ops_avx512[3], *const linear_ops_avx512bf16[3];
+#if defined(QR_SIMDE)
+extern const qr_op *const linear_ops_avx512_emulated[3], *const linear_ops_avx512bf16_emulated[3];
+#endif
+#endif
+
+enum { LINEAR, LINEAR_BLAS, EMBEDDING };
+
+typedef struct level {
+    const char *name;
+    const qr_op *const *ops;
+} level;
+
+static level levels[8];
+static int level_count;
+
+__attribute__((constructor(101))) static void find_levels(void)
+{
+    levels[level_count++] = (level){"scalar", linear_ops_scalar};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx2)
+        levels[level_count++] = (level){"avx2", linear_ops_avx2};
+    if (avx512)
+        levels[level_count++] = (level){"avx512", linear_ops_avx512};
+    if (avx512 && __builtin_cpu_supports("avx512bf16"))
+        levels[level_count++] = (level){"avx512bf16", linear_ops_avx512bf16};
+#if defined(QR_SIMDE)
+    if (avx2) {
+        levels[level_count++] = (level){"avx512 emulated", linear_ops_avx512_emulated};
+        levels[level_count++] = (level){"avx512bf16 emulated", linear_ops_avx512bf16_emulated};
+    }
+#endif
+#endif
+    for (int i = 0; i < level_count; i++)
+        printf("%s%s", i == 0 ? "levels: " : ", ", levels[i].name);
+    printf("\n");
+}
+
+/* ---- numbers ------------------------------------------------------------------------------------------------------- */
+
+static uint64_t state = 1;
+
+static uint32_t random_bits(void)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 32);
+}
+
+static float random_float(void)
+{
+    return (float)random_bits() * 0x1p-31f - 1.0f;
+}
+
+static float from_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint32_t to_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static float truncate_to_bf16(float value)
+{
+    return from_bits(to_bits(value) & 0xffff0000u);
+}
+
+static float half_value(uint16_t h)
+{
+    const int exponent = h >> 10 & 31, fraction = h & 1023;
+    const float value = exponent == 31
+                            ? (fraction ? NAN : INFINITY)
+                            : ldexpf((float)(fraction + (exponent ? 1024 : 0)), (exponent ? exponent : 1) - 25);
+    return h & 0x8000 ? -value : value;
+}
+
+/* One stored element: random, or random bits of any magnitude with subnormals, zeros of both signs, and no NaN. */
+static void random_element(void *w, int64_t i, qr_dtype dtype, bool wild)
+{
+    float *f = w;
+    uint16_t *h = w;
+    if (dtype == QR_F32) {
+        f[i] = wild ? from_bits(random_bits() % 4 == 0 ? random_bits() & 0x80ffffffu : random_bits() & 0xbfffffffu)
+                    : random_float();
+    } else if (dtype == QR_BF16) {
+        h[i] = (uint16_t)(wild ? random_bits() % 4 == 0 ? random_bits() & 0x80ff : random_bits() & 0xbfff
+                               : to_bits(random_float()) >> 16);
+    } else {
+        do
+            h[i] = (uint16_t)random_bits();
+        while ((h[i] & 0x7c00) == 0x7c00 || (!wild && (h[i] >> 10 & 31) >= 15));
+    }
+}
+
+static float stored_value(const void *w, int64_t i, qr_dtype dtype)
+{
+    if (dtype == QR_F32)
+        return ((const float *)w)[i];
+    const uint16_t h = ((const uint16_t *)w)[i];
+    return dtype == QR_BF16 ? from_bits((uint32_t)h << 16) : half_value(h);
+}
+
+/* ---- calls --------------------------------------------------------------------------------------------------------- */
+
+typedef struct piece {
+    qr_range work;
+    void *context;
+    int64_t begin, end;
+    int thread;
+} piece;
+
+static void *run_piece(void *argument)
+{
+    piece *p = argument;
+    p->work(p->context, p->begin, p->end, p->thread);
+    return NULL;
+}
+
+/* A pool without mercy: piece by piece on `threads` threads that really run side by side. */
+static void parallel(void *pool, int threads, int64_t n, int64_t grain, qr_range work, void *context)
+{
+    pthread_t ids[16];
+    piece pieces[16];
+    (void)pool;
+    for (int64_t begin = 0; begin < n;) {
+        int started = 0;
+        for (; started < threads && begin < n; started++, begin += grain) {
+            pieces[started] = (piece){work, context, begin, n - begin < grain ? n : begin + grain, started};
+            pthread_create(&ids[started], NULL, run_piece, &pieces[started]);
+        }
+        for (int i = 0; i < started; i++)
+            pthread_join(ids[i], NULL);
+    }
+}
+
+/* Exactly as large as the signature says, so that a sanitizer sees one element too many; never all zero to begin with. */
+static float *fresh(int64_t floats)
+{
+    float *block = aligned_alloc(64, ((size_t)floats * sizeof *block + 63) / 64 * 64 + 64);
+    memset(block, 0x7f, ((size_t)floats * sizeof *block + 63) / 64 * 64 + 64);
+    return block;
+}
+
+typedef struct problem {
+    int64_t M, O, I;
+    qr_dtype dtype;
+    float *x, *bias;
+    void *w;
+} problem;
+
+static problem make_problem(int64_t M, int64_t O, int64_t I, qr_dtype dtype, bool wild, bool exact)
+{
+    problem p = {
+        M, O, I, dtype, malloc((size_t)(M * I + 1) * 4), malloc((size_t)(O + 1) * 4), malloc((size_t)(O * I + 1) * 4)};
+    for (int64_t i = 0; i < M * I; i++) {
+        random_element(p.x, i, QR_F32, wild);
+        if (exact)
+            p.x[i] = truncate_to_bf16(p.x[i]);
+    }
+    for (int64_t i = 0; i < O * I; i++)
+        random_element(p.w, i, dtype, wild);
+    for (int64_t i = 0; i < O; i++)
+        p.bias[i] = random_float();
+    return p;
+}
+
+static void free_problem(problem *p)
+{
+    free(p->x);
+    free(p->w);
+    free(p->bias);
+}
+
+/* y of tokens [first, first + M); rows of W all. */
+static void run(const qr_op *op, const problem *p, int64_t first, int64_t M, bool bias, int threads, float *y)
+{
+    qr_error error = {0};
+    qr_call call = {.name = op->name, .inputs = 3, .threads = threads, .parallel = parallel, .error = &error};
+    const int64_t size[] = {M * (p->I + 31), 48 * (p->I + 31), threads * 48 * (p->I + 63),
+                            (int64_t)threads * 5 * 48 * 192};
+    const int64_t blas_size[] = {threads * 128 * p->I, 0, 0, 0};
+    const bool blas = strcmp(op->name, "linear_blas") == 0;
+    float *scratch[4];
+
+    call.array[0] = (qr_array){.data = p->x + first * p->I, .shape = {M, p->I}, .ndim = 2, .dtype = QR_F32};
+    call.array[1] = (qr_array){.data = p->w, .shape = {p->O, p->I}, .ndim = 2, .dtype = p->dtype};
+    call.array[2] = (qr_array){.data = bias ? p->bias : NULL, .shape = {p->O}, .ndim = 1, .dtype = QR_F32};
+    call.array[3] = (qr_array){.data = y, .shape = {M, p->O}, .ndim = 2, .dtype = QR_F32};
+    for (int i = 0; i < 4; i++)
+        call.array[4 + i].data = scratch[i] = fresh(blas ? blas_size[i] : size[i]);
+    QR_DIM(&call, '*') = M;
+    QR_DIM(&call, 'I') = p->I;
+    QR_DIM(&call, 'O') = p->O;
+    QR_DIM(&call, '#') = threads;
+    op->run(&call);
+    CHECK_SAY(error.kind == QR_OK, "%s", error.text);
+    for (int i = 0; i < 4; i++)
+        free(scratch[i]);
+}
+
+/* The order as linear.c states it, written once more without its loops. */
+static float stated_order(const problem *p, int64_t m, int64_t o, bool bias)
+{
+    float sum[16] = {0};
+    for (int64_t pair = 0; pair < (p->I + 31) / 32 * 16; pair++)
+        for (int64_t k = 2 * pair + 1; k >= 2 * pair; k--) {
+            const float x = k < p->I ? p->x[m * p->I + k] : 0,
+                        w = k < p->I ? stored_value(p->w, o * p->I + k, p->dtype) : 0;
+            sum[pair % 16] = fmaf(x, w, sum[pair % 16]);
+        }
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            sum[i] = sum[2 * i] + sum[2 * i + 1];
+    return bias ? sum[0] + p->bias[o] : sum[0];
+}
+
+static const qr_dtype DTYPES[] = {QR_F32, QR_BF16, QR_F16};
+static const char *const DTYPE_NAMES[] = {"f32", "f64", "bf16", "f16"};
+
+/* Outputs of every level and several numbers of threads against the scalar level on one thread. */
+static void check_levels(const problem *p, bool bias)
+{
+    const size_t size = (size_t)(p->M * p->O) * sizeof(float);
+    float *want = fresh(p->M * p->O), *got = fresh(p->M * p->O);
+
+    run(levels[0].ops[LINEAR], p, 0, p->M, bias, 1, want);
+    for (int i = 0; i < level_count; i++)
+        for (int threads = 1; threads <= 3; threads++) {
+            memset(got, 0x7f, size);
+            run(levels[i].ops[LINEAR], p, 0, p->M, bias, threads, got);
+            CHECK_SAY(memcmp(got, want, size) == 0, "%s, %d threads, M=%lld O=%lld I=%lld %s: other bits than scalar",
+                      levels[i].name, threads, (long long)p->M, (long long)p->O, (long long)p->I,
+                      DTYPE_NAMES[p->dtype]);
+        }
+    free(want);
+    free(got);
+}
+
+/* ---- linear -------------------------------------------------------------------------------------------------------- */
+
+TEST(the_order_is_the_stated_one)
+{
+    const int64_t widths[] = {1, 2, 3, 31, 32, 33, 63, 65, 200};
+    for (size_t k = 0; k < sizeof widths / sizeof *widths; k++)
+        for (size_t d = 0; d < 3; d++) {
+            problem p = make_problem(19, 11, widths[k], DTYPES[d], false, false);
+            float *y = fresh(p.M * p.O);
+            for (int i = 0; i < level_count; i++) {
+                int faults = 0;
+                run(levels[i].ops[LINEAR], &p, 0, p.M, true, 1, y);
+                for (int64_t m = 0; m < p.M; m++)
+                    for (int64_t o = 0; o < p.O; o++)
+                        faults += to_bits(y[m * p.O + o]) != to_bits(stated_order(&p, m, o, true));
+                CHECK_SAY(faults == 0, "%s I=%lld %s: %d outputs in another order", levels[i].name, (long long)p.I,
+                          DTYPE_NAMES[p.dtype], faults);
+            }
+            free(y);
+            free_problem(&p);
+        }
+}
+
+/* A class rounds twice per step of 32, the tree four times, the bias once, so with n = 2 ceil(I/32) + 5 roundings of
+ * relative size u = 2^-24 the error stays below n u / (1 - n u) times the sum of magnitudes. */
+TEST(close_to_a_sum_in_double)
+{
+    for (size_t d = 0; d < 3; d++) {
+        problem p = make_problem(20, 9, 4099, DTYPES[d], false, false);
+        float *y = fresh(p.M * p.O);
+        const double n = 2 * ((double)(p.I + 31) / 32) + 5, bound = n * 0x1p-24 / (1 - n * 0x1p-24);
+        for (int i = 0; i < level_count; i++) {
+            run(levels[i].ops[LINEAR], &p, 0, p.M, true, 2, y);
+            for (int64_t m = 0; m < p.M; m++)
+                for (int64_t o = 0; o < p.O; o++) {
+                    double sum = (double)p.bias[o], size = fabs(sum);
+                    for (int64_t k = 0; k < p.I; k++) {
+                        const double e = (double)p.x[m * p.I + k] * (double)stored_value(p.w, o * p.I + k, p.dtype);
+                        sum += e;
+                        size += fabs(e);
+                    }
+                    CHECK_NEAR(y[m * p.O + o], sum, bound * size);
+                }
+        }
+        free(y);
+        free_problem(&p);
+    }
+}
+
+TEST(levels_and_threads_agree_bit_for_bit)
+{
+    const int64_t shapes[][3] = {{1, 1, 1},     {1, 9, 33},    {2, 17, 64},   {3, 8, 1},     {4, 50, 95},
+                                 {5, 13, 257},  {7, 31, 1100}, {8, 24, 130},  {15, 10, 66},  {16, 49, 1023},
+                                 {17, 5, 63},   {24, 48, 64},  {25, 97, 65},  {48, 8, 96},   {49, 47, 31},
+                                 {64, 100, 33}, {97, 3, 2},    {193, 51, 40}, {200, 1, 300}, {1, 3000, 40}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (size_t d = 0; d < 3; d++)
+            for (int exact = 0; exact < 2; exact++) {
+                problem p = make_problem(shapes[s][0], shapes[s][1], shapes[s][2], DTYPES[d], false, exact);
+                check_levels(&p, s % 2 == 0);
+                free_problem(&p);
+            }
+}
+
+/* Subnormals of x, W and of sums count as zero, signs of zero included, whatever instruction reads them. */
+TEST(subnormals_and_zeros_agree_bit_for_bit)
+{
+    for (size_t d = 0; d < 3; d++)
+        for (int exact = 0; exact < 2; exact++)
+            for (int64_t M = 1; M <= 33; M += 16)
+                for (int64_t I = 1; I <= 40; I += 13) {
+                    problem p = make_problem(M, 70, I, DTYPES[d], true, exact);
+                    check_levels(&p, false);
+                    free_problem(&p);
+                }
+}
+
+#if defined(__x86_64__)
+TEST(subnormals_count_as_zero_and_the_callers_state_comes_back)
+{
+    const unsigned before = _mm_getcsr();
+    for (int i = 0; i < level_count; i++)
+        for (int64_t M = 1; M <= 20; M += 19) {
+            problem p = make_problem(M, 1, 2, QR_F32, false, true);
+            float y[20];
+            for (int64_t m = 0; m < M; m++) {
+                p.x[2 * m] = from_bits(0x00010000),
+                        p.x[2 * m + 1] = -0x1p-70f; /* a subnormal; a product below 2^-126 */
+            }
+            ((float *)p.w)[0] = 0x1p100f, ((float *)p.w)[1] = 0x1p-70f;
+            _mm_setcsr(0x1f80);
+            run(levels[i].ops[LINEAR], &p, 0, M, false, 1, y);
+            CHECK_INT(_mm_getcsr(), 0x1f80);
+            for (int64_t m = 0; m < M; m++)
+                CHECK_INT(to_bits(y[m]), 0); /* -2^-140 is -0 in its chain, and +0 after the pads and the tree */
+            free_problem(&p);
+        }
+    _mm_setcsr(before);
+}
+#endif
+
+TEST(not_a_number_is_one_pattern_and_stays_in_its_row)
+{
+    for (int i = 0; i < level_count; i++)
+        for (int64_t M = 3; M <= 40; M += 37) {
+            problem p = make_problem(M, 12, 70, QR_BF16, false, true);
+            float *y = fresh(M * p.O);
+            p.x[70 + 5] = from_bits(0xffa10000);
+            p.x[2 * 70 + 6] = INFINITY;
+            ((uint16_t *)p.w)[3 * 70 + 6] = 0;
+            run(levels[i].ops[LINEAR], &p, 0, M, true, 1, y);
+            for (int64_t o = 0; o < p.O; o++) {
+                CHECK(!isnan(y[o]));
+                CHECK_INT(to_bits(y[p.O + o]), 0x7fc00000);
+            }
+            CHECK_INT(to_bits(y[2 * p.O + 3]), 0x7fc00000); /* infinity times zero */
+            CHECK(isinf(y[2 * p.O + 4]));
+            free(y);
+            free_problem(&p);
+        }
+}
+
+TEST(a_token_does_not_depend_on_its_batch)
+{
+    for (int i = 0; i < level_count; i++)
+        for (size_t d = 0; d < 3; d++) {
+            problem p = make_problem(130, 53, 161, DTYPES[d], false, d == 1);
+            const int64_t splits[] = {1, 2, 3, 16, 17, 23, 48, 100};
+            float *all = fresh(p.M * p.O), *part = fresh(p.M * p.O);
+            run(levels[i].ops[LINEAR], &p, 0, p.M, true, 2, all);
+            for (size_t s = 0; s < sizeof splits / sizeof *splits; s++) {
+                for (int64_t m = 0; m < p.M; m += splits[s])
+                    run(levels[i].ops[LINEAR], &p, m, p.M - m < splits[s] ? p.M - m : splits[s], true, 1,
+                        part + m * p.O);
+                CHECK_SAY(memcmp(all, part, (size_t)(p.M * p.O) * 4) == 0, "%s %s: split by %lld", levels[i].name,
+                          DTYPE_NAMES[p.dtype], (long long)splits[s]);
+            }
+            free(all);
+            free(part);
+            free_problem(&p);
+        }
+}
+
+TEST(one_inexact_element_changes_no_other_token)
+{
+    for (int i = 0; i < level_count; i++) {
+        problem p = make_problem(40, 20, 100, QR_BF16, false, true);
+        float *exact = fresh(p.M * p.O), *mixed = fresh(p.M * p.O);
+        run(levels[i].ops[LINEAR], &p, 0, p.M, true, 1, exact);
+        p.x[39 * 100 + 99] += 0x1p-20f;
+        run(levels[i].ops[LINEAR], &p, 0, p.M, true, 1, mixed);
+        CHECK(memcmp(exact, mixed, (size_t)(39 * p.O) * 4) == 0);
+        CHECK(memcmp(exact, mixed, (size_t)(40 * p.O) * 4) != 0);
+        free(exact);
+        free(mixed);
+        free_problem(&p);
+    }
+}
+
+TEST(empty_sizes)
+{
+    for (int i = 0; i < level_count; i++) {
+        problem none = make_problem(0, 5, 40, QR_BF16, false, false),
+                rows = make_problem(3, 0, 40, QR_BF16, false, false);
+        problem width = make_problem(20, 5, 0, QR_BF16, false, false);
+        float y[100];
+        run(levels[i].ops[LINEAR], &none, 0, 0, true, 2, y);
+        run(levels[i].ops[LINEAR], &rows, 0, 3, true, 2, y);
+        for (int64_t M = 1; M <= 20; M += 19) {
+            memset(y, 0x7f, sizeof y);
+            run(levels[i].ops[LINEAR], &width, 0, M, true, 2, y);
+            for (int64_t m = 0; m < M; m++)
+                CHECK(memcmp(y + m * 5, width.bias, 20) == 0);
+        }
+        free_problem(&none);
+        free_problem(&rows);
+        free_problem(&width);
+    }
+}
+
+/* Any order of I products and I additions, then the bias: the bound of a sum of that many roundings. */
+TEST(blas_is_close_to_a_sum_in_double)
+{
+    for (size_t d = 0; d < 3; d++)
+        for (int64_t M = 1; M <= 70; M += 69) {
+            problem p = make_problem(M, 140, 130, DTYPES[d], false, false);
+            float *y = fresh(p.M * p.O);
+            const double n = (double)p.I + 1, bound = n * 0x1p-24 / (1 - n * 0x1p-24);
+            run(levels[level_count - 1].ops[LINEAR_BLAS], &p, 0, p.M, true, 2, y);
+            for (int64_t m = 0; m < p.M; m++)
+                for (int64_t o = 0; o < p.O; o++) {
+                    double sum = (double)p.bias[o], size = fabs(sum);
+                    for (int64_t k = 0; k < p.I; k++) {
+                        const double e = (double)p.x[m * p.I + k] * (double)stored_value(p.w, o * p.I + k, p.dtype);
+                        sum += e;
+                        size += fabs(e);
+                    }
+                    CHECK_NEAR(y[m * p.O + o], sum, bound * size);
+                }
+            free(y);
+            free_problem(&p);
+        }
+}
+
+/* ---- embedding ----------------------------------------------------------------------------------------------------- */
+
+static void embed(const qr_op *op, const int64_t *ids, int64_t rows, int64_t columns, const void *w, qr_dtype dtype,
+                  int64_t V, int64_t H, float *y, qr_error *error)
+{
+    qr_call call = {.name = op->name, .inputs = 2, .threads = 2, .parallel = parallel, .error = error};
+    call.array[0] = (qr_array){.data = (void *)(uintptr_t)ids, .shape = {rows, columns}, .ndim = 2, .dtype = QR_I64};
+    call.array[1] = (qr_array){.data = (void *)(uintptr_t)w, .shape = {V, H}, .ndim = 2, .dtype = dtype};
+    call.array[2] = (qr_array){.data = y, .shape = {rows, columns, H}, .ndim = 3, .dtype = QR_F32};
+    QR_DIM(&call, '*') = rows * columns;
+    QR_DIM(&call, 'V') = V;
+    QR_DIM(&call, 'H') = H;
+    op->run(&call);
+}
+
+TEST(an_embedding_is_the_stored_row_exactly)
+{
+    const int64_t ids[] = {0, 65535, 7, 7, 40000, 1};
+    for (size_t d = 0; d < 3; d++) {
+        uint16_t *w = malloc(2 * 65536 * sizeof(float));
+        for (int64_t i = 0; i < 65536; i++)
+            if (DTYPES[d] == QR_F32)
+                ((float *)w)[i] = from_bits(random_bits() & 0xff7fffffu);
+            else
+                w[i] = (uint16_t)i; /* every pattern there is */
+        for (int i = 0; i < level_count; i++) {
+            qr_error error = {0};
+            float y[6];
+            embed(levels[i].ops[EMBEDDING], ids, 2, 3, w, DTYPES[d], 65536, 1, y, &error);
+            CHECK_INT(error.kind, QR_OK);
+            for (int k = 0; k < 6; k++) {
+                const float want = stored_value(w, ids[k], DTYPES[d]);
+                CHECK(isnan(want) ? isnan(y[k]) : to_bits(y[k]) == to_bits(want));
+            }
+        }
+        free(w);
+    }
+}
+
+TEST(an_id_outside_the_vocabulary_is_named_and_nothing_is_written)
+{
+    const int64_t bad[] = {-1, 5, INT64_MAX, INT64_MIN};
+    float w[10] = {0};
+    for (int i = 0; i < level_count; i++)
+        for (int b = 0; b < 4; b++) {
+            const int64_t ids[] = {0, 4, 1, 2, 3, bad[b]};
+            qr_error error = {0};
+            float y[12];
+            char number[32];
+            memset(y, 0x7f, sizeof y);
+            embed(levels[i].ops[EMBEDDING], ids, 2, 3, w, QR_F32, 5, 2, y, &error);
+            CHECK_INT(error.kind, QR_BAD_INPUT);
+            CHECK_HAS(error.text, "embedding: ids[1, 2] is ");
+            CHECK_HAS(error.text, "the vocabulary has 5\n");
+            snprintf(number, sizeof number, "found    %lld\n", (long long)bad[b]);
+            CHECK_HAS(error.text, number);
+            for (int k = 0; k < 12; k++)
+                CHECK_INT(to_bits(y[k]), 0x7f7f7f7f);
+        }
+}
+
+RUN_TESTS();
