@@ -1,5 +1,5 @@
 /* linear, linear_blas and embedding: the stated order of summation, on every level, blocking and number of threads. */
-#include "../../csrc/qr.h"
+#include "../../csrc/core/op.h"
 
 #include "check.h"
 
@@ -13,42 +13,57 @@
 
 /* ---- levels ------------------------------------------------------------------------------------------------------- */
 
-extern const qr_op *const linear_ops_scalar[3];
-#if defined(__x86_64__)
-extern const qr_op *const linear_ops_avx2[3], *const linear_ops_avx512[3], *const linear_ops_avx512bf16[3];
-#if defined(QR_SIMDE)
-extern const qr_op *const linear_ops_avx512_emulated[3], *const linear_ops_avx512bf16_emulated[3];
-#endif
-#endif
+enum { LINEAR, LINEAR_BLAS, EMBEDDING, OPS };
+static const char *const OP_NAMES[OPS] = {"linear", "linear_blas", "embedding"};
 
-enum { LINEAR, LINEAR_BLAS, EMBEDDING };
+#if defined(QR_SIMDE)
+extern const qr_op *const linear_ops_avx512_emulated[OPS], *const linear_ops_avx512bf16_emulated[OPS];
+#endif
 
 typedef struct level {
     const char *name;
-    const qr_op *const *ops;
+    const qr_op *ops[OPS];
 } level;
 
-static level levels[8];
+static level levels[QR_LEVELS + 2];
 static int level_count;
 
-__attribute__((constructor(101))) static void find_levels(void)
+static void add_level(qr_level id)
 {
-    levels[level_count++] = (level){"scalar", linear_ops_scalar};
+    level *l = &levels[level_count++];
+    l->name = qr_level_name(id);
+    for (int i = 0; i < qr_op_count(); i++)
+        for (int op = 0; op < OPS; op++)
+            if (strcmp(qr_ops(id)[i]->name, OP_NAMES[op]) == 0)
+                l->ops[op] = qr_ops(id)[i];
+}
+
+#if defined(QR_SIMDE)
+static void add_emulated(const char *name, const qr_op *const *ops)
+{
+    level *l = &levels[level_count++];
+    l->name = name;
+    memcpy(l->ops, ops, sizeof l->ops);
+}
+#endif
+
+__attribute__((constructor)) static void find_levels(void)
+{
+    add_level(QR_SCALAR);
 #if defined(__x86_64__)
-    __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx2)
-        levels[level_count++] = (level){"avx2", linear_ops_avx2};
+        add_level(QR_AVX2);
     if (avx512)
-        levels[level_count++] = (level){"avx512", linear_ops_avx512};
+        add_level(QR_AVX512);
     if (avx512 && __builtin_cpu_supports("avx512bf16"))
-        levels[level_count++] = (level){"avx512bf16", linear_ops_avx512bf16};
+        add_level(QR_AVX512BF16);
 #if defined(QR_SIMDE)
     if (avx2) {
-        levels[level_count++] = (level){"avx512 emulated", linear_ops_avx512_emulated};
-        levels[level_count++] = (level){"avx512bf16 emulated", linear_ops_avx512bf16_emulated};
+        add_emulated("avx512 emulated", linear_ops_avx512_emulated);
+        add_emulated("avx512bf16 emulated", linear_ops_avx512bf16_emulated);
     }
 #endif
 #endif
@@ -197,30 +212,36 @@ static void free_problem(problem *p)
     free(p->bias);
 }
 
-/* y of tokens [first, first + M); rows of W all. */
+/* y of tokens [first, first + M); scratch is what the signature asks for. */
 static void run(const qr_op *op, const problem *p, int64_t first, int64_t M, bool bias, int threads, float *y)
 {
     qr_error error = {0};
-    qr_call call = {.name = op->name, .inputs = 3, .threads = threads, .parallel = parallel, .error = &error};
-    const int64_t size[] = {M * (p->I + 31), 48 * (p->I + 31), threads * 48 * (p->I + 63),
-                            (int64_t)threads * 5 * 48 * 192};
-    const int64_t blas_size[] = {threads * 128 * p->I, 0, 0, 0};
-    const bool blas = strcmp(op->name, "linear_blas") == 0;
-    float *scratch[4];
+    qr_call call = {.name = op->name, .threads = threads, .parallel = parallel, .error = &error};
+    qr_signature signature;
+    qr_star star;
+    void *scratch[QR_MAX_ARRAYS] = {NULL};
 
-    call.array[0] = (qr_array){.data = p->x + first * p->I, .shape = {M, p->I}, .ndim = 2, .dtype = QR_F32};
-    call.array[1] = (qr_array){.data = p->w, .shape = {p->O, p->I}, .ndim = 2, .dtype = p->dtype};
-    call.array[2] = (qr_array){.data = bias ? p->bias : NULL, .shape = {p->O}, .ndim = 1, .dtype = QR_F32};
-    call.array[3] = (qr_array){.data = y, .shape = {M, p->O}, .ndim = 2, .dtype = QR_F32};
-    for (int i = 0; i < 4; i++)
-        call.array[4 + i].data = scratch[i] = fresh(blas ? blas_size[i] : size[i]);
-    QR_DIM(&call, '*') = M;
-    QR_DIM(&call, 'I') = p->I;
-    QR_DIM(&call, 'O') = p->O;
-    QR_DIM(&call, '#') = threads;
+    call.array[0] = (qr_array){p->x + first * p->I, {M, p->I}, {p->I, 1}, 2, QR_F32};
+    call.array[1] = (qr_array){p->w, {p->O, p->I}, {p->I, 1}, 2, p->dtype};
+    if (bias)
+        call.array[2] = (qr_array){p->bias, {p->O}, {1}, 1, QR_F32};
+    QR_TRY(qr_signature_parse(op->signature, &signature, &error));
+    QR_TRY(qr_bind_inputs(&signature, &call, &star, &error));
+    for (int i = 0; i < signature.params; i++) {
+        const qr_param *param = &signature.param[i];
+        qr_array *slot = &call.array[param->slot];
+        int64_t floats = 1;
+        if (!param->output)
+            continue;
+        QR_TRY(qr_bind_output(&signature, param, &call, &star, slot, &error));
+        for (int d = 0; d < slot->ndim; d++)
+            floats *= slot->shape[d];
+        slot->data = param->scratch ? scratch[param->slot] = fresh(floats) : y;
+    }
     op->run(&call);
+done:
     CHECK_SAY(error.kind == QR_OK, "%s", error.text);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < QR_MAX_ARRAYS; i++)
         free(scratch[i]);
 }
 
@@ -340,6 +361,17 @@ TEST(subnormals_and_zeros_agree_bit_for_bit)
 }
 
 #if defined(__x86_64__)
+/* Not so under valgrind, whose arithmetic takes no notice of the mode. */
+static bool cpu_flushes_when_told(void)
+{
+    const unsigned before = _mm_getcsr();
+    volatile float small = 0x1p-70f;
+    _mm_setcsr(0x9fc0);
+    const float product = small * small;
+    _mm_setcsr(before);
+    return product == 0;
+}
+
 TEST(subnormals_count_as_zero_and_the_callers_state_comes_back)
 {
     const unsigned before = _mm_getcsr();
@@ -356,7 +388,8 @@ TEST(subnormals_count_as_zero_and_the_callers_state_comes_back)
             run(levels[i].ops[LINEAR], &p, 0, M, false, 1, y);
             CHECK_INT(_mm_getcsr(), 0x1f80);
             for (int64_t m = 0; m < M; m++)
-                CHECK_INT(to_bits(y[m]), 0); /* -2^-140 is -0 in its chain, and +0 after the pads and the tree */
+                CHECK(to_bits(y[m]) == 0 ||
+                      !cpu_flushes_when_told()); /* -2^-140 is -0 in its chain, and +0 after the pads and the tree */
             free_problem(&p);
         }
     _mm_setcsr(before);
