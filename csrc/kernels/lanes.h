@@ -291,12 +291,6 @@ QR_INLINE float qr_dot(const float *x, const float *y, int64_t n)
     return lanes_sum(sum);
 }
 
-/* sum x[i]^2: fused multiply-adds */
-QR_INLINE float qr_sumsq(const float *x, int64_t n)
-{
-    return qr_dot(x, x, n);
-}
-
 /* Largest element, NaN left out; -inf for an empty row. */
 QR_INLINE float qr_max(const float *x, int64_t n)
 {
@@ -309,6 +303,15 @@ QR_INLINE float qr_max(const float *x, int64_t n)
     return lanes_top(top);
 }
 
+/* The tree over sixteen sums in double. */
+QR_INLINE double lanes_sum_double(double *sum)
+{
+    for (int m = LANES / 2; m > 0; m /= 2)
+        for (int j = 0; j < m; j++)
+            sum[j] = sum[2 * j] + sum[2 * j + 1];
+    return sum[0];
+}
+
 /* sum x[i] in double: a float row of any length sums without visible rounding */
 QR_INLINE double qr_sum_double(const float *x, int64_t n)
 {
@@ -319,10 +322,20 @@ QR_INLINE double qr_sum_double(const float *x, int64_t n)
             sum[j] += (double)x[i + j];
     for (int j = 0; i + j < n; j++)
         sum[j] += (double)x[i + j];
-    for (int m = LANES / 2; m > 0; m /= 2)
-        for (int j = 0; j < m; j++)
-            sum[j] = sum[2 * j] + sum[2 * j + 1];
-    return sum[0];
+    return lanes_sum_double(sum);
+}
+
+/* sum x[i]^2 in double: every square of a float is exact there */
+QR_INLINE double qr_sumsq(const float *x, int64_t n)
+{
+    double sum[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            sum[j] += (double)x[i + j] * (double)x[i + j];
+    for (int j = 0; i + j < n; j++)
+        sum[j] += (double)x[i + j] * (double)x[i + j];
+    return lanes_sum_double(sum);
 }
 
 QR_INLINE uint32_t qr_bits(float x)

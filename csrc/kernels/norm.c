@@ -1,11 +1,12 @@
-/* Normalisations of a row: RMS with a zero-centred weight, RMS with a gate, L2. */
+/* Normalisations of a row: RMS with a zero-centred weight, RMS with a gate, L2.
+ * They work in double and round each output once: a row is short, and what a norm loses every later layer inherits. */
 #include "kernel.h"
 
 typedef struct norm_task {
     float *y;
     const float *x, *z, *w;
     int64_t width;
-    float eps;
+    double eps;
 } norm_task;
 
 /* Rows worth a thread of their own: about as many elements as a fork and join of the pool costs. */
@@ -16,12 +17,12 @@ static int64_t norm_grain(int64_t width)
 
 static void norm_run(qr_call *call, qr_range rows, const float *z, const float *w)
 {
-    norm_task task = {OUT(0), IN(0), z, w, DIM('D'), (float)SCALAR(0)};
+    norm_task task = {OUT(0), IN(0), z, w, DIM('D'), SCALAR(0)};
     qr_parallel(call, DIM('*'), norm_grain(task.width), rows, &task);
 }
 
 /* y = x * rsqrt(mean x^2 + eps) * (1 + w)
- * The checkpoint stores w centred on zero; the 1 is added in float because bf16 would lose a small w. */
+ * The checkpoint stores w centred on zero; the 1 is added here because bf16 would lose a small w. */
 static void rms_norm_rows(void *context, int64_t begin, int64_t end, int thread)
 {
     const norm_task *const task = context;
@@ -30,9 +31,9 @@ static void rms_norm_rows(void *context, int64_t begin, int64_t end, int thread)
     for (int64_t r = begin; r < end; r++) {
         const float *const x = task->x + r * D, *const w = task->w;
         float *const y = task->y + r * D;
-        const float scale = 1.0f / sqrtf(qr_sumsq(x, D) / (float)D + task->eps);
+        const double scale = 1.0 / sqrt(qr_sumsq(x, D) / (double)D + task->eps);
         for (int64_t d = 0; d < D; d++)
-            y[d] = x[d] * scale * (1.0f + w[d]);
+            y[d] = (float)((double)x[d] * scale * (1.0 + (double)w[d]));
     }
 }
 
@@ -45,9 +46,9 @@ static void rms_norm_gated_rows(void *context, int64_t begin, int64_t end, int t
     for (int64_t r = begin; r < end; r++) {
         const float *const x = task->x + r * D, *const z = task->z + r * D, *const w = task->w;
         float *const y = task->y + r * D;
-        const float scale = 1.0f / sqrtf(qr_sumsq(x, D) / (float)D + task->eps);
+        const double scale = 1.0 / sqrt(qr_sumsq(x, D) / (double)D + task->eps);
         for (int64_t d = 0; d < D; d++)
-            y[d] = w[d] * (x[d] * scale) * qr_silu(z[d]);
+            y[d] = (float)((double)x[d] * scale * (double)w[d] * (double)qr_silu(z[d]));
     }
 }
 
@@ -60,9 +61,9 @@ static void l2_norm_rows(void *context, int64_t begin, int64_t end, int thread)
     for (int64_t r = begin; r < end; r++) {
         const float *const x = task->x + r * D;
         float *const y = task->y + r * D;
-        const float scale = 1.0f / sqrtf(qr_sumsq(x, D) + task->eps);
+        const double scale = 1.0 / sqrt(qr_sumsq(x, D) + task->eps);
         for (int64_t d = 0; d < D; d++)
-            y[d] = x[d] * scale;
+            y[d] = (float)((double)x[d] * scale);
     }
 }
 
