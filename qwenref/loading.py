@@ -104,7 +104,7 @@ def build(config, dtype="bfloat16"):
     """The tree for a config, without data: every parameter has its shape and dtype and takes no memory."""
     from qwenref.model import ForCausalLM, ForConditionalGeneration
 
-    return (ForConditionalGeneration if config.composite else ForCausalLM)(config, dtype)
+    return (ForConditionalGeneration if config.composite else ForCausalLM)(config, dtype).name_tree()
 
 
 def from_pretrained(name, *, revision=None, local_files_only=False, numerics="fp32"):
