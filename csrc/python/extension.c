@@ -6,7 +6,8 @@
 
 #include <stdlib.h>
 
-static qr_state *state_of_module(PyObject *module)
+static qr_state *
+state_of_module(PyObject *module)
 {
     return (qr_state *)PyModule_GetState(module);
 }
@@ -36,12 +37,9 @@ PyObject *
 qr_raise(qr_state *state, const qr_error *error)
 {
     static const char *const names[] = {
-        [QR_BAD_SHAPE] = "ShapeError",
-        [QR_BAD_DTYPE] = "DTypeError",
-        [QR_BAD_INPUT] = "InputError",
-        [QR_BAD_CONFIG] = "ConfigError",
-        [QR_BAD_CHECKPOINT] = "CheckpointError",
-        [QR_NOT_CAPABLE] = "CapabilityMissing",
+        [QR_BAD_SHAPE] = "ShapeError",           [QR_BAD_DTYPE] = "DTypeError",
+        [QR_BAD_INPUT] = "InputError",           [QR_BAD_CONFIG] = "ConfigError",
+        [QR_BAD_CHECKPOINT] = "CheckpointError", [QR_NOT_CAPABLE] = "CapabilityMissing",
     };
     PyObject *type = NULL, *text = NULL;
 
@@ -139,9 +137,10 @@ cpu_level(PyObject *module, PyObject *unused)
     return PyUnicode_FromString(qr_level_name(state_of_module(module)->level));
 }
 
-PyDoc_STRVAR(set_cpu_level_doc, "set_cpu_level(name, /)\n--\n\n"
-                                "Use another instruction level from the next call on; for tests, since every level gives "
-                                "the same bits.");
+PyDoc_STRVAR(set_cpu_level_doc,
+             "set_cpu_level(name, /)\n--\n\n"
+             "Use another instruction level from the next call on; for tests, since every level gives "
+             "the same bits.");
 
 static PyObject *
 set_cpu_level(PyObject *module, PyObject *name)

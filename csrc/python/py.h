@@ -19,13 +19,13 @@
 
 /* State of one copy of the module. Every object below is owned; all are visited by traverse and dropped by clear. */
 typedef struct qr_state {
-    PyObject *numerics;   /* ContextVar: None, or a dict op name -> callable that takes the op's place */
-    PyObject *sites;      /* ContextVar: None, or a callable (module, name, value) -> value */
-    PyObject *errors;     /* the module qwenref.errors */
-    PyObject *bf16;       /* ml_dtypes.bfloat16 as a numpy.dtype */
-    PyObject *op_type;    /* _C.Op */
-    PyObject *node_type;  /* _C.Module */
-    PyObject *parameter;  /* qwenref.parameter.Parameter, once it has been imported */
+    PyObject *numerics;    /* ContextVar: None, or a dict op name -> callable that takes the op's place */
+    PyObject *sites;       /* ContextVar: None, or a callable (module, name, value) -> value */
+    PyObject *errors;      /* the module qwenref.errors */
+    PyObject *bf16;        /* ml_dtypes.bfloat16 as a numpy.dtype */
+    PyObject *op_type;     /* _C.Op */
+    PyObject *node_type;   /* _C.Module */
+    PyObject *parameter;   /* qwenref.parameter.Parameter, once it has been imported */
     PyObject *call_hooked; /* name "_call_hooked", interned */
     PyObject *forward;     /* name "forward", interned */
     PyObject *hook_table;  /* collections.OrderedDict: handles hold hook tables weakly, which a plain dict refuses */
