@@ -50,31 +50,24 @@ LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, 
         for (int t = 0; t < T; t++)
             a[r][t] = _mm512_loadu_ps(sums + r * row_sums + t * 16);
     for (int64_t s = 0; s < steps; s++, w += step_bytes, x += dots ? 16 : STEP) {
-        __m512 high[3], low[3];
+        /* all high elements, then all low ones: the operands of one half at a time fit beside the accumulators */
+#pragma GCC unroll 2
+        for (int low = 0; low < 2; low++) {
+            if (dots && low)
+                continue;
+            __m512 v[3];
 #pragma GCC unroll 3
-        for (int t = 0; t < T; t++) {
-            high[t] = _mm512_loadu_ps(x + t * x_stride);
-            low[t] = dots ? high[t] : _mm512_loadu_ps(x + t * x_stride + 16);
-        }
+            for (int t = 0; t < T; t++)
+                v[t] = _mm512_loadu_ps(x + t * x_stride + low * 16);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const char *p = w + r * w_stride;
-            _mm_prefetch(p + ahead, _MM_HINT_T0);
-            if (element_size(dtype) == 4)
-                _mm_prefetch(p + ahead + 64, _MM_HINT_T0);
-            if (dots) {
-                const __m512 pairs = _mm512_loadu_ps(p);
+            for (int r = 0; r < R; r++) {
+                const char *p = w + r * w_stride;
+                const __m512 e = dots ? _mm512_loadu_ps(p) : low ? low16(p, dtype) : high16(p, dtype);
+                if (!low || element_size(dtype) == 4)
+                    _mm_prefetch(p + ahead + low * 64, _MM_HINT_T0);
 #pragma GCC unroll 3
                 for (int t = 0; t < T; t++)
-                    a[r][t] = LINEAR_DOT(a[r][t], pairs, high[t]);
-            } else {
-                const __m512 odd = high16(p, dtype), even = low16(p, dtype);
-#pragma GCC unroll 3
-                for (int t = 0; t < T; t++)
-                    a[r][t] = _mm512_fmadd_ps(odd, high[t], a[r][t]);
-#pragma GCC unroll 3
-                for (int t = 0; t < T; t++)
-                    a[r][t] = _mm512_fmadd_ps(even, low[t], a[r][t]);
+                    a[r][t] = dots ? LINEAR_DOT(a[r][t], e, v[t]) : _mm512_fmadd_ps(e, v[t], a[r][t]);
             }
         }
     }
