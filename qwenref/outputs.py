@@ -28,12 +28,12 @@ class ModelOutput:
         return len(self.keys())
 
     def __contains__(self, name):
-        return name in self.keys()
+        return ("cache" if name == "past_key_values" else name) in self.keys()
 
     def __getitem__(self, key):
         if not isinstance(key, str):
             return self.values()[key]
-        value = getattr(self, key, None)
+        value = self.__dict__.get("cache" if key == "past_key_values" else key)
         if value is None:
             raise KeyError(f"{key!r} is not among {', '.join(self.keys())}")
         return value
