@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from qwenref import _C
-from qwenref.errors import CheckpointError, ConfigError, InputError, compose
+from qwenref.errors import CheckpointError, ConfigError, DTypeError, InputError, compose
 from qwenref.parameter import Parameter
+from qwenref.state import dtype_name
 
 # Savers put these components before the parts below, in any number and order:
 # model.language_model.layers.0 · model.layers.0 · language_model.model.layers.0 · language_model.language_model.…
 _PREFIXES = ("model", "language_model")
 _TEXT_PARTS = ("embed_tokens", "layers", "norm")
 _SKIPPED_PARTS = {"visual": "vision tower", "mtp": "next-token head"}
-_USABLE = ("float32", "bfloat16", "float16")
+_USABLE = ("F32", "BF16", "F16")
+_DRAWN = ("float32", "bfloat16", "float16")
+_INDEX = "model.safetensors.index.json"
 
 
 def split_name(name):
@@ -94,7 +97,7 @@ def as_config(config):
         from qwenref.hub import resolve
 
         path = Path(config)
-        return read_config(path if path.exists() else resolve(str(config)))
+        return read_config(path if path.is_file() else resolve(config))
     raise ConfigError(
         compose(f"config: {type(config).__name__}", expected="a Config, a dict, or the path of a folder or config.json")
     )
@@ -130,8 +133,14 @@ def from_config(config, *, seed=None, device=None, dtype=None, numerics="fp32"):
     """
     if device not in (None, "meta", "cpu") or (device == "meta" and seed is not None):
         raise InputError(compose(f"from_config: device {device!r}, seed {seed!r}", expected='device="meta" or a seed'))
+    whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if seed is not None and not (whole and 0 <= seed < 2**64):
+        raise InputError(compose(f"from_config: seed {seed!r}", expected="an integer from 0 to 2**64 - 1"))
+    name = dtype_name(dtype or "bfloat16")
+    if name not in _DRAWN:
+        raise InputError(compose(f"from_config: dtype {dtype!r}", expected=", ".join(_DRAWN)))
     config = as_config(config)
-    model = build(config, dtype or "bfloat16")
+    model = build(config, name)
     model.numerics = numerics
     if config.tie_word_embeddings:
         model.tie_weights()
@@ -142,75 +151,55 @@ def from_config(config, *, seed=None, device=None, dtype=None, numerics="fp32"):
 
 def assign(model, checkpoint, path):
     """Give every parameter of `model` its tensor; the report, or one error with everything that does not fit."""
-    config = model.config
-    found, prefixes, doubled = {}, Counter(), []
-    leftovers = {}
-    strangers = []
-    for name in checkpoint:
-        prefix, rest = split_name(name)
-        part = rest.split(".", 1)[0]
-        if part in _SKIPPED_PARTS:
-            leftovers.setdefault(part, {})[name] = tuple(checkpoint.info(name)[1])
-            continue
-        if part not in (*_TEXT_PARTS, "lm_head"):
-            strangers.append(name)
-            continue
-        prefixes[prefix] += 1
-        if rest in found:
-            doubled.append(f"{name} and {found[rest]}")
-        found[rest] = name
-
-    faults = {"found twice": doubled, "not part of this model": strangers}
-    tied, tied_by = _tying(config, checkpoint, found, faults)
+    stored = {name: checkpoint.info(name) for name in checkpoint}
+    faults = {}
+    found, prefixes, leftovers = _sort_out(stored, faults)
+    tied, tied_by = _tying(model.config, checkpoint, found, faults)
     if tied:
         model.tie_weights()
         found.pop("lm_head.weight", None)
-    missing, shapes, dtypes, fits = [], [], [], {}
-    known = set()
-    for name, parameter in model.named_parameters():
-        _, rest = split_name(name)
-        known.add(rest)
-        if rest not in found:
-            near = difflib.get_close_matches(rest, set(found) - known, n=1)
-            missing.append(name + (f" (there is {found[near[0]]})" if near else ""))
-            continue
-        dtype, shape, file, *_ = checkpoint.info(found[rest])
-        if tuple(shape) != parameter.shape:
-            turned = " (the layout of a converted file)" if sorted(shape) == sorted(parameter.shape) else ""
-            shapes.append(f"{file}: {found[rest]}: found {list(shape)}, expected {list(parameter.shape)}{turned}")
-            continue
-        fits[name] = found[rest]
-    arrays = {}
-    for name, stored in fits.items():
-        array = checkpoint[stored]
-        if array.dtype.name not in _USABLE:
-            dtypes.append(f"{stored}: found {array.dtype.name}, expected {', '.join(_USABLE)}")
-        arrays[name] = array
-    faults |= {
-        "missing": missing,
-        "of another shape": shapes,
-        "of a dtype no weight has": dtypes,
-        "left over": [found[rest] for rest in found if rest not in known],
-    }
+    fits = _match(model, stored, found, faults)
     _raise_if_any(faults, path, checkpoint)
-    for name, array in arrays.items():
+    for name, source in fits.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, Parameter(array))
+        setattr(model.get_submodule(owner), leaf, Parameter(checkpoint[source]))
     if tied:
         model.tie_weights()
     return LoadReport(
         path=str(path),
         files=tuple(checkpoint.files),
         nbytes=checkpoint.nbytes,
-        tensors=len(arrays),
-        dtypes=dict(Counter(str(array.dtype) for array in arrays.values())),
+        tensors=len(fits),
+        dtypes=dict(Counter(parameter.dtype.name for parameter in model.parameters())),
         prefixes=dict(prefixes),
         tied=tied,
         tied_by=tied_by,
         leftovers=leftovers,
-        defaults=tuple(config.defaults),
-        unknown=tuple(config.unknown),
+        defaults=tuple(model.config.defaults),
+        unknown=tuple(model.config.unknown),
     )
+
+
+def _sort_out(stored, faults):
+    """(found, prefixes, leftovers) of what a checkpoint stores, by names without their prefix."""
+    found, prefixes, leftovers = {}, Counter(), {}
+    first, doubled, strangers = {}, [], []
+    for name, info in stored.items():
+        prefix, rest = split_name(name)
+        part = rest.split(".", 1)[0]
+        if rest in first:
+            doubled.append(f"{info.file}: {name}, and {stored[first[rest]].file}: {first[rest]}")
+            continue
+        first[rest] = name
+        if part in _SKIPPED_PARTS:
+            leftovers.setdefault(part, {})[name] = info.shape
+        elif part in (*_TEXT_PARTS, "lm_head"):
+            prefixes[prefix] += 1
+            found[rest] = name
+        else:
+            strangers.append(f"{info.file}: {name}: {info.dtype} {list(info.shape)}")
+    faults |= {"found twice": doubled, "not part of this model": strangers}
+    return found, prefixes, leftovers
 
 
 def _tying(config, checkpoint, found, faults):
@@ -225,14 +214,63 @@ def _tying(config, checkpoint, found, faults):
         return not has_head, f"{said}: lm_head.weight is {'present' if has_head else 'absent'}"
     tied = config.tie_word_embeddings
     if tied and has_head and "embed_tokens.weight" in found:
-        head, table = checkpoint[found["lm_head.weight"]], checkpoint[found["embed_tokens.weight"]]
-        same = head.shape == table.shape and head.dtype == table.dtype
-        if not (same and np.array_equal(head.view(np.uint8), table.view(np.uint8))):
-            faults["tied but different"] = [f"{found['lm_head.weight']} is not {found['embed_tokens.weight']}; {said}"]
+        head, table = found["lm_head.weight"], found["embed_tokens.weight"]
+        if not _equal(checkpoint, head, table):
+            faults["tied but different"] = [f"{checkpoint.info(head).file}: {head} is not {table}; {said}"]
     elif not tied and not has_head:
         faults["untied but absent"] = [f"lm_head.weight; {said}"]
         tied = True  # so that the head is not listed as missing a second time
     return tied, said
+
+
+def _equal(checkpoint, a, b, step=1 << 24):
+    """Whether two tensors are the same bytes, looked at in pieces: a head may be larger than what memory is left."""
+    if checkpoint.info(a)[:2] != checkpoint.info(b)[:2]:
+        return False
+    try:
+        a, b = (checkpoint[name].reshape(-1).view(np.uint8) for name in (a, b))
+    except DTypeError:  # no array type: the head is reported for its dtype
+        return True
+    return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step))
+
+
+def _match(model, stored, found, faults):
+    """{parameter: stored name} of every parameter; what is missing, ill-fitting or over goes to `faults`."""
+    parameters = dict(model.named_parameters())
+    wanted = {split_name(name)[1] for name in parameters}
+    spare = {}  # by layer, since the near name of a parameter is in its own layer
+    for rest in found:
+        if rest not in wanted:
+            spare.setdefault(_layer(rest), []).append(rest)
+    fits, missing, shapes, dtypes = {}, [], [], []
+    for name, parameter in parameters.items():
+        rest, expected = split_name(name)[1], list(parameter.shape)
+        if rest not in found:
+            near = difflib.get_close_matches(rest, spare.get(_layer(rest), ()), n=1)
+            there = f" (there is {found[near[0]]})" if near else ""
+            missing.append(f"{name}: expected {expected}{there}")
+            continue
+        fits[name] = found[rest]
+        info = stored[found[rest]]
+        if info.shape != parameter.shape:
+            turned = " (the layout of a converted file)" if sorted(info.shape) == sorted(expected) else ""
+            shapes.append(f"{info.file}: {found[rest]}: found {list(info.shape)}, expected {expected}{turned}")
+        if info.dtype not in _USABLE:
+            dtypes.append(f"{info.file}: {found[rest]}: found {info.dtype}, expected {', '.join(_USABLE)}")
+    left = [found[rest] for group in spare.values() for rest in group]
+    faults |= {
+        "missing": missing,
+        "of another shape": shapes,
+        "of a dtype no weight has": dtypes,
+        "left over": [f"{stored[n].file}: {n}: {stored[n].dtype} {list(stored[n].shape)}" for n in left],
+    }
+    return fits
+
+
+def _layer(rest):
+    """What a name shares with all others of its layer: "layers.3"."""
+    parts = rest.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else ""
 
 
 def _raise_if_any(faults, path, checkpoint):
@@ -247,7 +285,8 @@ def _raise_if_any(faults, path, checkpoint):
         lines += [f"        {name}" for name in names[:5]]
         if len(names) > 5:
             lines.append(f"        … {len(names) - 5:,} more")
-    lines.append(f"    files    {_listed(checkpoint.files)}")
+    by = f"{_INDEX}: " if (Path(path) / _INDEX).exists() else ""
+    lines.append(f"    files    {by}{_listed(checkpoint.files)}")
     error = CheckpointError("\n".join(lines))
     error.faults = faults
     raise error
@@ -263,7 +302,8 @@ def draw(model, seed):
     """
     drawn = {}
     for name, parameter in model.named_parameters():
-        random = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(split_name(name)[1].encode())]))
+        key = np.array([seed, zlib.crc32(split_name(name)[1].encode())], np.uint64)
+        random = np.random.Generator(np.random.Philox(key=key))
         values = _draw_one(name, parameter.shape, random)
         drawn[name] = Parameter(values.astype(parameter.dtype))
     for name, parameter in drawn.items():
@@ -301,11 +341,32 @@ def _draw_one(name, shape, random):
 
 
 def save(model, path):
-    """config.json and model.safetensors of `model` in the folder `path`; a tied head is not written twice."""
+    """config.json and model.safetensors of `model` in the folder `path`; a tied head is not written twice.
+
+    What opening left over, a vision tower or next-token head, is copied from the files the model was opened from.
+    """
     path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: np.asarray(parameter) for name, parameter in model.named_parameters()}
     if model.device == "meta":
         raise CheckpointError(compose(f"{path}: a model without data cannot be saved", do="draw weights with a seed"))
+    if (path / _INDEX).exists():
+        raise CheckpointError(
+            compose(f"{path}: holds another checkpoint", found=_INDEX, do="save to another folder, or remove that one")
+        )
+    tensors = {name: np.asarray(parameter) for name, parameter in model.named_parameters()}
+    tensors |= _left_over(model)
+    path.mkdir(parents=True, exist_ok=True)
     _C.save_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
     (path / "config.json").write_text(model.config.to_json() + "\n", encoding="utf-8")
+
+
+def _left_over(model):
+    """{usual name: array} of the tensors that the tree has no place for."""
+    if model.report is None or not model.report.leftovers:
+        return {}
+    checkpoint = _C.Checkpoint(model.report.path)
+    usual = {"visual": "model.", "mtp": ""}
+    return {
+        usual[part] + split_name(name)[1]: checkpoint[name]
+        for part, names in model.report.leftovers.items()
+        for name in names
+    }

@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from .errors import DTypeError, InputError, ShapeError, compose
+from .errors import CapabilityMissing, DTypeError, InputError, ShapeError, compose
 
 _WIDENED_AT_ONCE = 1 << 22  # elements of a weight matrix held in float64 at a time, 32 MiB
 
@@ -54,6 +54,9 @@ def op(signature):
 
 
 def _as_kind(where, value, kind):
+    if getattr(value, "is_meta", False):  # its zeros would pass for weights
+        do = "open the checkpoint with from_pretrained(...), or draw weights with from_config(..., seed=0)"
+        raise CapabilityMissing(compose(f'{where} is a parameter without data (device "meta")', do=do))
     array = np.asarray(value)
     integers, numbers = array.dtype.kind in "iu", array.dtype.kind in "iufV"  # V: bfloat16
     if not numbers or integers != (kind == "i"):
