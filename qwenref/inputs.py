@@ -8,6 +8,9 @@ import difflib
 import numpy as np
 
 from qwenref.errors import DTypeError, InputError, ShapeError, compose
+from qwenref.numerics import active
+
+_LARGEST = np.iinfo(np.int64).max
 
 
 def refuse_unknown(unknown, known, owner="forward"):
@@ -20,20 +23,26 @@ def refuse_unknown(unknown, known, owner="forward"):
 
 def integers(values, name, dims):
     """int64 array of one of the given numbers of dimensions, from any integer array-like."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.dtype == object:
-        raise ShapeError(compose(f"{name}: rows of different lengths", do="pad them and pass attention_mask"))
+    array = rectangular(values, name)
     if array.size == 0 and not isinstance(values, np.ndarray):
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
-        raise DTypeError(compose(f"{name}: {array.dtype} numbers", expected="integers"))
+        text = "encode text with model.tokenizer" if array.dtype.kind in "US" else None
+        raise DTypeError(compose(f"{name}: {array.dtype} values", expected="integers", do=text))
+    if array.dtype.kind == "u" and array.size and array.max() > _LARGEST:
+        raise InputError(f"{name}: {int(array.max()):,} is more than 64 bits hold")
     if array.ndim not in dims:
         expected = " or ".join(f"{n}-D" for n in dims)
         raise ShapeError(compose(f"{name}: {array.ndim}-D", found=f"shape {list(array.shape)}", expected=expected))
     return np.ascontiguousarray(array, np.int64)
+
+
+def rectangular(values, name):
+    """`values` as an array; rows of different lengths are an error, not an array of lists."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ShapeError(compose(f"{name}: rows of different lengths", do="pad them and pass attention_mask")) from None
 
 
 def checked_ids(input_ids, vocab_size):
@@ -51,14 +60,14 @@ def checked_ids(input_ids, vocab_size):
 
 
 def hidden_or_ids(config, input_ids, inputs_embeds):
-    """(ids, None) or (None, embeddings float [B, T, H]): exactly one of the two is given."""
+    """(ids, None) or (None, embeddings [B, T, H] of the active profile's dtype): exactly one of the two is given."""
     if (input_ids is None) == (inputs_embeds is None):
         found = "neither" if input_ids is None else "both"
         raise InputError(compose("forward: input_ids or inputs_embeds", found=found, expected="exactly one of the two"))
     if input_ids is not None:
         return checked_ids(input_ids, config.vocab_size), None
-    hidden = np.asarray(inputs_embeds)
-    if hidden.ndim != 3 or hidden.shape[2] != config.hidden_size or hidden.shape[1] == 0:
+    hidden = rectangular(inputs_embeds, "inputs_embeds")
+    if hidden.ndim != 3 or hidden.shape[2] != config.hidden_size or 0 in hidden.shape:
         raise ShapeError(
             compose(
                 "inputs_embeds: wrong shape",
@@ -66,14 +75,23 @@ def hidden_or_ids(config, input_ids, inputs_embeds):
                 expected=f"[B, T, H {config.hidden_size:,}]   (config.hidden_size)",
             )
         )
-    return None, hidden
+    dtype = active().dtype
+    if not np.can_cast(hidden.dtype, dtype) or hidden.dtype.kind in "biu":
+        raise DTypeError(
+            compose(
+                f"inputs_embeds: {hidden.dtype} values",
+                expected=f"{dtype}, or a float type that it holds exactly",
+                do=f'pass inputs_embeds.astype("{dtype}")',
+            )
+        )
+    return None, np.ascontiguousarray(hidden, dtype)
 
 
 def checked_mask(mask, batch, tokens, past):
     """bool [B, T] of the new tokens, or None.  `mask` may also cover what was fed before: [B, past + T]."""
     if mask is None:
         return None
-    array = np.asarray(mask)
+    array = rectangular(mask, "attention_mask")
     if array.dtype != bool and array.dtype.kind not in "iuf":
         raise DTypeError(compose(f"attention_mask: {array.dtype}", expected="booleans, or 1 for keep and 0 for pad"))
     columns = past.shape[1]
@@ -99,8 +117,11 @@ def checked_mask(mask, batch, tokens, past):
     return array
 
 
-def checked_positions(position_ids, batch, tokens):
-    """int64 [3, B, T] from [B, T], [3, B, T] or [4, B, T] (whose first row is the text's own), or None."""
+def checked_positions(position_ids, batch, tokens, kept, sequences):
+    """int64 [3, B, T] from [B, T], [3, B, T] or [4, B, T] (whose first row is the text's own), or None.
+
+    Time never goes back inside a sequence: positions alone are no boundary, so packed rows have to say where they end.
+    """
     if position_ids is None:
         return None
     array = integers(position_ids, "position_ids", (2, 3))
@@ -115,6 +136,21 @@ def checked_positions(position_ids, batch, tokens):
         )
     if (array < 0).any():
         raise InputError(compose("position_ids: negative positions", found=int(array.min()), expected="0 or more"))
+    time = np.broadcast_to(array if array.ndim == 2 else array[-3], (batch, tokens))
+    for row in range(batch):
+        seen = np.flatnonzero(kept[row])
+        back = np.diff(time[row, seen]) < 0
+        if sequences is not None:
+            back &= np.diff(sequences[row, seen]) == 0
+        if back.any():
+            before, t = seen[back.argmax()], seen[back.argmax() + 1]
+            raise InputError(
+                compose(
+                    f"position_ids[{row}, {t}] goes back from {time[row, before]:,} to {time[row, t]:,}",
+                    expected="positions that do not decrease inside a sequence",
+                    do="pass sequence_ids to say where a packed row begins another sequence",
+                )
+            )
     return np.broadcast_to(array, (3, batch, tokens)) if array.ndim == 2 else array[-3:]
 
 
@@ -125,4 +161,18 @@ def checked_sequences(sequence_ids, batch, tokens):
     array = integers(sequence_ids, "sequence_ids", (2,))
     if array.shape != (batch, tokens):
         raise ShapeError(compose("sequence_ids: wrong shape", found=list(array.shape), expected=f"[{batch}, {tokens}]"))
+    return array
+
+
+def checked_keep(keep, tokens):
+    """Numbers of the tokens that get logits, None for all.  `keep` is how many at the end, or a list."""
+    array = rectangular(keep, "logits_to_keep")
+    whole = array.dtype.kind in "iu" or (array.size == 0 and array.ndim == 1)
+    if not whole or array.ndim > 1 or (array.ndim == 0 and array < 0):
+        raise InputError(compose(f"logits_to_keep: {keep!r}", expected="0 for all, n for the last n, or a list"))
+    if array.ndim == 0:
+        return None if array == 0 or array >= tokens else np.arange(tokens - int(array), tokens)
+    array = array.astype(np.int64)
+    if ((array < -tokens) | (array >= tokens)).any():
+        raise InputError(compose(f"logits_to_keep: {keep}", expected=f"tokens 0 to {tokens - 1} of this call"))
     return array

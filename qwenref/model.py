@@ -4,13 +4,13 @@ import inspect
 
 import numpy as np
 
-from qwenref.cache import Step
 from qwenref.errors import CapabilityMissing, InputError, compose
-from qwenref.inputs import hidden_or_ids, refuse_unknown
+from qwenref.inputs import checked_keep, hidden_or_ids, refuse_unknown
 from qwenref.layers import Linear
 from qwenref.module import Module
 from qwenref.numerics import profile, unless_chosen
 from qwenref.outputs import ModelOutput
+from qwenref.step import Step
 from qwenref.text import TextModel
 
 _PIXELS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
@@ -90,34 +90,39 @@ class LanguageModel(Module):
         input_ids int [T] or [B, T] · attention_mask [B, T] or [B, past + T], 1 keep, 0 pad: a pad is skipped ·
         position_ids [B, T] or [3, B, T] · cache a qwenref.Cache, filled in place when the call succeeds ·
         sequence_ids [B, T]: a change starts a new sequence · logits_to_keep n: logits of the last n tokens, 0 all,
-        or the list of tokens to keep · hidden_states: embeddings, each layer, the last one after the final norm;
+        or a list of tokens (-1 the last) · hidden_states: embeddings, each layer, the last one after the final norm;
         residuals: the same without that norm.
         """
-        cache = unknown.pop("past_key_values", cache)
+        older = unknown.pop("past_key_values", None)
         refuse_unknown(unknown, _KEYWORDS)
+        if older is not None and cache is not None and older is not cache:
+            raise InputError(
+                compose("forward: cache and past_key_values", found="two caches", expected="one of the two")
+            )
+        cache = older if cache is None else cache
         for name, value in zip(
             _PIXELS, (pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw), strict=True
         ):
             if value is not None:
                 raise CapabilityMissing(compose(f"forward: {name}: the vision tower is not part of this version"))
         text = self.config.text_config
-        input_ids, inputs_embeds = hidden_or_ids(text, input_ids, inputs_embeds)
-        B, T = (inputs_embeds if input_ids is None else input_ids).shape[:2]
-        with (
-            unless_chosen(self.numerics),
-            Step.start(cache, text, B, T, attention_mask, position_ids, sequence_ids) as step,
-        ):
-            out = self.model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                cache=step.cache,
-                inputs_embeds=inputs_embeds,
-                use_cache=use_cache,
-                output_hidden_states=output_hidden_states,
-                output_attentions=output_attentions,
-            )
-            logits = self.lm_head(kept_tokens(out.last_hidden_state, logits_to_keep))
+        with unless_chosen(self.numerics):
+            input_ids, inputs_embeds = hidden_or_ids(text, input_ids, inputs_embeds)
+            B, T = (inputs_embeds if input_ids is None else input_ids).shape[:2]
+            keep = checked_keep(logits_to_keep, T)
+            with Step.start(cache, text, B, T, attention_mask, position_ids, sequence_ids, encloses=True) as step:
+                out = self.model(
+                    input_ids=input_ids,
+                    attention_mask=attention_mask,
+                    position_ids=position_ids,
+                    cache=step.cache,
+                    inputs_embeds=inputs_embeds,
+                    use_cache=use_cache,
+                    output_hidden_states=output_hidden_states,
+                    output_attentions=output_attentions,
+                )
+                hidden = out.last_hidden_state
+                logits = self.lm_head(hidden if keep is None else np.ascontiguousarray(hidden[:, keep]))
         return ModelOutput(
             logits=logits,
             cache=step.cache if use_cache or cache is not None else None,
@@ -149,20 +154,6 @@ class LanguageModel(Module):
 _KEYWORDS = tuple(
     name for name in inspect.signature(LanguageModel.forward).parameters if name not in ("self", "unknown")
 )
-
-
-def kept_tokens(hidden, keep):
-    """Rows of `hidden` [B, T, H] whose logits are wanted: the last `keep`, all for 0, or those listed."""
-    if isinstance(keep, (int, np.integer)) and not isinstance(keep, bool):
-        if keep < 0:
-            raise InputError(compose(f"logits_to_keep: {keep}", expected="0 for all, n for the last n, or a list"))
-        return hidden if keep == 0 or keep >= hidden.shape[1] else np.ascontiguousarray(hidden[:, -keep:])
-    try:
-        return np.ascontiguousarray(hidden[:, np.asarray(keep, np.int64)])
-    except IndexError:
-        raise InputError(
-            compose(f"logits_to_keep: {keep}", expected=f"tokens 0 to {hidden.shape[1] - 1} of this call")
-        ) from None
 
 
 class ForCausalLM(LanguageModel):

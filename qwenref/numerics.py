@@ -4,6 +4,8 @@ A profile is a dict from op name to the callable that takes the op's place; the 
 variable, so a choice made in one thread or task is invisible to the others.
 """
 
+from contextvars import ContextVar
+
 import numpy as np
 
 from qwenref import _C
@@ -32,13 +34,17 @@ def _fp64():
     return Profile("fp64", np.float64, "every op by its definition in float64: the arbiter", definitions)
 
 
+# What was in force outside each open `with`, innermost first, as nested pairs.  A context variable and not the object's
+# own attribute, so that one object may be open in several threads or tasks at once.
+_outer = ContextVar("qwenref_numerics_outer", default=None)
+
 _MAKERS = {"fp32": _fp32, "fp64": _fp64}
 _made = {}
 
 
 def profile(name):
     """The profile called `name`; InputError lists the names there are."""
-    if name not in _MAKERS:
+    if not isinstance(name, str) or name not in _MAKERS:
         raise InputError(compose(f"numerics: no profile {name!r}", expected=", ".join(_MAKERS)))
     if name not in _made:
         _made[name] = _MAKERS[name]()
@@ -55,14 +61,16 @@ class numerics:
 
     def __init__(self, name="fp32"):
         self.profile = profile(name)
-        self._tokens = []
 
     def __enter__(self):
-        self._tokens.append(_C.numerics_var.set(self.profile))
+        _outer.set((_C.numerics_var.get(), _outer.get()))
+        _C.numerics_var.set(self.profile)
         return self.profile
 
     def __exit__(self, *exception):
-        _C.numerics_var.reset(self._tokens.pop())
+        before, outer = _outer.get()
+        _C.numerics_var.set(before)
+        _outer.set(outer)
 
     @staticmethod
     def profiles():

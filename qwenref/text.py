@@ -5,12 +5,12 @@ DeltaNet G key heads of K channels and V value heads of D channels.  Every forwa
 """
 
 from qwenref import ops
-from qwenref.cache import Step
 from qwenref.inputs import hidden_or_ids
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding
 from qwenref.module import Module, ModuleList
 from qwenref.outputs import ModelOutput
 from qwenref.parameter import Parameter
+from qwenref.step import Step
 
 
 class Attention(Module):
@@ -18,6 +18,7 @@ class Attention(Module):
 
     [B, T, H] -> ([B, T, H], attention weights [B, Q, T, S]: None inside a model that was not asked for them).
     `q_proj` holds query and gate of each head side by side: rows of a head are D of query, then D of gate.
+    Called alone it starts at position 0, or behind the tokens of the `cache` it is given, which it does not change.
     Sites: q, k, v, gate, q_rot, k_rot, attn_weights, context, gated.
     """
 
@@ -47,9 +48,9 @@ class Attention(Module):
         cache=None,
         use_cache=False,
     ):
-        B, T, _ = hidden_states.shape
-        Q, K, D = self.heads, self.kv_heads, self.head_dim
         step = Step.of(cache, self.config, hidden_states, attention_mask, position_ids)
+        B, T = step.shape
+        Q, K, D = self.heads, self.kv_heads, self.head_dim
         if position_embeddings is None:
             position_embeddings = RotaryEmbedding(self.config)(hidden_states, step.positions)
         cos, sin = position_embeddings
@@ -64,7 +65,7 @@ class Attention(Module):
         k_rot = self.site("k_rot", ops.rope(k, cos, sin))
         keys, values = step.append(self.layer_idx, k_rot, v)
         attended = ops.attention(q_rot, keys, values, step.begin, step.end, self.scaling, p=step.keeps_attentions)
-        context, weights = step.with_attentions(attended)
+        context, weights = step.with_attentions(self.layer_idx, attended)
         context = self.site("context", context.reshape(B, T, Q * D))
         gated = self.site("gated", ops.sigmoid_mul(context, gate.reshape(B, T, Q * D)))
         return self.o_proj(gated), weights
@@ -73,6 +74,7 @@ class Attention(Module):
 class GatedDeltaNet(Module):
     """Linear attention with a decaying, error-correcting state per value head.  [B, T, H] -> [B, T, H].
 
+    Called alone it starts from zeros, or from the state of the `cache` it is given, which it does not change.
     Per token and head: S *= exp(g); u = (v - k^T S) beta; S += k u^T; o = q^T S.  The state S [V, K, D] is float32.
     Sites: mixed_qkv, z, b, a, conv_out, q, k, v, beta, g, core, normed.
     """
@@ -97,9 +99,9 @@ class GatedDeltaNet(Module):
         self.in_proj_a = Linear(H, V, dtype=dtype)
 
     def forward(self, hidden_states, cache=None, attention_mask=None, use_cache=False):
-        B, T, _ = hidden_states.shape
-        G, K, V, D = self.num_k_heads, self.head_k_dim, self.num_v_heads, self.head_v_dim
         step = Step.of(cache, self.config, hidden_states, attention_mask)
+        B, T = step.shape
+        G, K, V, D = self.num_k_heads, self.head_k_dim, self.num_v_heads, self.head_v_dim
         window, state = step.recall(self.layer_idx)
 
         mixed_qkv = self.site("mixed_qkv", self.in_proj_qkv(hidden_states))
@@ -124,7 +126,10 @@ class GatedDeltaNet(Module):
 
 
 class DecoderLayer(Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)).  [B, T, H] -> [B, T, H].  Sites: resid_pre, resid_mid, resid_post."""
+    """x + mixer(norm(x)), then x + mlp(norm(x)).  [B, T, H] -> [B, T, H].  Sites: resid_pre, resid_mid, resid_post.
+
+    Called alone it starts at position 0, or behind the tokens of the `cache` it is given, which it does not change.
+    """
 
     def __init__(self, config, layer_idx, dtype="bfloat16"):
         super().__init__()
@@ -215,5 +220,5 @@ class TextModel(Module):
             cache=step.cache if use_cache or cache is not None else None,
             hidden_states=tuple(states) if output_hidden_states else None,
             residuals=tuple(residuals) if output_hidden_states else None,
-            attentions=tuple(step.attentions) if output_attentions else None,
+            attentions=tuple(map(step.attentions.get, sorted(step.attentions))) if output_attentions else None,
         )

@@ -1,0 +1,279 @@
+"""One call in the making: where its tokens stand, what they see, and what its layers leave in the cache.
+
+Nothing of it reaches the cache before the call has come through; a call that fails leaves no trace.
+"""
+
+import threading
+import weakref
+
+import numpy as np
+
+from qwenref.cache import AttentionLayerCache, Cache, fresh_layers
+from qwenref.errors import InputError, ShapeError, compose
+from qwenref.inputs import checked_mask, checked_positions, checked_sequences
+from qwenref.numerics import active
+
+_NO_SEQUENCE = np.iinfo(np.int64).min  # of a row that was in none so far
+_SHAPING = (  # what the shapes of a cache follow from
+    "layer_types", "num_key_value_heads", "head_dim", "linear_conv_kernel_dim", "linear_num_key_heads",
+    "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+)  # fmt: skip
+
+
+class Step:
+    """One call in the making on a cache: where each token stands, what it sees, and what the layers hand in.
+
+    `.mask` bool [B, T] or None (nothing masked) · `.advance` int64 [B, T] or None: 0 skip, 1 advance, 2 forget first ·
+    `.begin`, `.end` int64 [B, T]: keys a token sees · `.positions` int64 [3, B, T] ·
+    `.attentions` {layer: weights}, or None when nobody asked.
+    A model opens one with `Step.start`; the model inside it shares it, and only the outermost makes it final.
+    """
+
+    def __init__(self, cache, batch, tokens, attention_mask=None, position_ids=None, sequence_ids=None):
+        self.cache, self.shape = cache, (batch, tokens)
+        self._staged, self._depth, self._encloses = {}, 0, False
+        self._thread = threading.get_ident()
+        self.attentions = None
+        if batch != cache.batch:
+            raise ShapeError(
+                compose(
+                    "cache: another number of rows",
+                    found=f"{batch} rows of tokens",
+                    expected=f"{cache.batch}",
+                    do="make one with Cache(model, batch=...)",
+                )
+            )
+        self.dtype, self.layers = active().dtype, cache.layers
+        if cache.dtype != self.dtype:
+            if cache.mask.shape[1]:
+                raise InputError(
+                    compose(
+                        "cache: filled under another numerics profile",
+                        found=f"{cache.dtype} arrays",
+                        expected=f"{self.dtype}",
+                        do="start a new Cache for this profile",
+                    )
+                )
+            self.layers = fresh_layers(cache.config, batch, self.dtype)
+        kept = checked_mask(attention_mask, batch, tokens, cache.mask)
+        ids = checked_sequences(sequence_ids, batch, tokens)
+        self._place(kept, ids, batch, tokens)
+        self._mask = np.concatenate([cache.mask, self._kept], axis=1)
+        self.positions = checked_positions(position_ids, batch, tokens, self._kept, ids)
+        if self.positions is None:
+            own = self.end - 1 - self.begin + (cache.rope_deltas[:, None] if ids is None else 0)
+            own = own if self.mask is None else np.where(self.mask, own, 0)
+            self.positions = np.broadcast_to(own, (3, batch, tokens))
+
+    def _place(self, kept, ids, batch, tokens):
+        """Fill mask, advance, begin, end, and the lengths and sequences there will be afterwards."""
+        cache = self.cache
+        self._kept = np.ones((batch, tokens), bool) if kept is None else kept
+        self.mask = None if self._kept.all() else self._kept
+        self.end = cache.length[:, None] + np.cumsum(self._kept, axis=1)
+        self._length = self.end[:, -1].copy()
+        self.begin = np.broadcast_to(cache.sequence_begin[:, None], (batch, tokens))
+        self.advance = None if self.mask is None else self._kept.astype(np.int64)
+        self._sequence, self._sequence_begin = cache.sequence, cache.sequence_begin
+        if ids is not None:
+            self._pack(ids)
+        if self.mask is not None:
+            self.end = np.where(self._kept, self.end, self.begin)
+        limit, longest = cache.config.max_position_embeddings, int((self.end - self.begin).max())
+        if longest > limit:
+            raise InputError(
+                compose(
+                    f"{longest:,} tokens are more than the model takes",
+                    found=f"{int(cache.length.max()):,} in the cache, {tokens:,} new",
+                    expected=f"at most {limit:,}   (config.max_position_embeddings)",
+                )
+            )
+
+    def _pack(self, ids):
+        """A token whose id differs from the one before it starts a sequence: nothing older is seen or remembered."""
+        self.begin = self.begin.copy()
+        self.advance = self._kept.astype(np.int64)
+        self._sequence = np.full(len(ids), _NO_SEQUENCE)
+        self._sequence_begin = self._sequence_begin.copy()
+        for row, kept in enumerate(self._kept):
+            last = _NO_SEQUENCE if self.cache.sequence is None else self.cache.sequence[row]
+            fresh = self.cache.length[row] == 0
+            for t in np.flatnonzero(kept):
+                if ids[row, t] != last:
+                    if not fresh:
+                        self.advance[row, t] = 2
+                        self._sequence_begin[row] = self.end[row, t] - 1
+                    last = ids[row, t]
+                fresh = False
+                self.begin[row, t:] = self._sequence_begin[row]
+            self._sequence[row] = last
+
+    @classmethod
+    def start(
+        cls, cache, config, batch, tokens, attention_mask=None, position_ids=None, sequence_ids=None, encloses=False
+    ):
+        """A new step; no cache means one for this call.  The first model inside one that `encloses` gets its step."""
+        if cache is not None:
+            _check_cache(cache, config)
+            step = cache.step
+            if step is not None:
+                if encloses or not step._encloses or step._thread != threading.get_ident():
+                    raise InputError(
+                        compose(
+                            "cache: another call is being made on it",
+                            do="give each thread, and each call inside a hook, a cache of its own",
+                        )
+                    )
+                step._encloses = False
+                return step.sharing(batch, tokens)
+        cache = Cache(config, batch) if cache is None else cache
+        step = cls(cache, batch, tokens, attention_mask, position_ids, sequence_ids)
+        step._encloses = encloses
+        return step
+
+    @classmethod
+    def of(cls, cache, config, hidden, attention_mask=None, position_ids=None):
+        """The step a layer works in.  A layer called alone gets one of its own, which changes no cache."""
+        if np.ndim(hidden) != 3 or not isinstance(hidden, np.ndarray):
+            raise ShapeError(
+                compose(
+                    f"hidden_states: {np.ndim(hidden)}-D {type(hidden).__name__}",
+                    expected=f"array [B, T, H {config.hidden_size:,}]",
+                )
+            )
+        if cache is not None:
+            _check_cache(cache, config)
+            if cache.step is not None and cache.step._thread == threading.get_ident():
+                return cache.step.sharing(*hidden.shape[:2])
+        cache = Cache(config, hidden.shape[0]) if cache is None else cache
+        step = cls(cache, *hidden.shape[:2], attention_mask, position_ids)
+        step.keep_attentions(True)
+        return step
+
+    def sharing(self, batch, tokens):
+        """This step, for a module inside the call; hooks may have changed what it is given."""
+        if (batch, tokens) != self.shape:
+            raise ShapeError(
+                compose(
+                    "hidden_states: other rows or tokens than the call has",
+                    found=f"[B {batch}, T {tokens}]",
+                    expected="[B {}, T {}]".format(*self.shape),
+                )
+            )
+        return self
+
+    def __enter__(self):
+        if self._depth == 0:
+            self.cache._step = weakref.ref(self)
+        self._depth += 1
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self._depth -= 1
+        if self._depth:
+            return
+        try:
+            if kind is None:
+                self._commit()
+            else:
+                self._clear()
+        except BaseException:  # Ctrl-C in between: one of the two ends, never half of one
+            self._commit() if kind is None else self._clear()
+            raise
+        finally:
+            self.cache._step = None
+
+    def _commit(self):
+        for index, arrays in self._staged.items():
+            layer = self.layers[index]
+            if arrays is None:
+                layer.used = int(self._length.max())
+                for row in np.flatnonzero(self._length < layer.used):  # what a call interrupted in its last line left
+                    layer.put(row, slice(self._length[row], layer.used), 0, 0)
+            else:
+                layer.conv_state, layer.recurrent_state = arrays
+        cache = self.cache
+        cache.layers, cache.dtype = self.layers, self.dtype
+        cache.mask, cache.length = self._mask, self._length
+        cache.sequence, cache.sequence_begin = self._sequence, self._sequence_begin
+
+    def _clear(self):
+        """Make the slots 0 again that this call has filled."""
+        for index, arrays in self._staged.items():
+            if arrays is None:
+                for row, (past, after) in enumerate(zip(self.cache.length, self._length, strict=True)):
+                    self.layers[index].put(row, slice(past, after), 0, 0)
+
+    # What layers ask for.
+
+    def recall(self, index):
+        """(conv window, recurrent state) of layer `index` before this step."""
+        layer = self.layers[index]
+        return layer.conv_state, layer.recurrent_state
+
+    def remember(self, index, window, state):
+        """Window and state of layer `index` after this step."""
+        self._staged[index] = (window, state)
+
+    def append(self, index, k, v):
+        """Put k, v [B, T, K, D] behind what layer `index` holds; all keys and values so far [B, K, S, D]."""
+        layer, size = self.layers[index], int(self._length.max())
+        if self._depth:
+            self._staged[index] = None
+        else:  # a layer called alone: what it adds is gone with the call
+            layer, past = AttentionLayerCache(self.cache.config, len(self._kept), self.dtype), layer
+            layer.restore(past.arrays())
+        layer.room_for(size)
+        for row, kept in enumerate(self._kept):
+            new = slice(int(self.cache.length[row]), int(self._length[row]))
+            layer.put(row, new, k[row, kept].transpose(1, 0, 2), v[row, kept].transpose(1, 0, 2))
+        return layer._keys[:, :, :size], layer._values[:, :, :size]
+
+    # Attention probabilities, kept only when somebody asked.
+
+    def keep_attentions(self, wanted):
+        self.attentions = {} if wanted else None
+
+    @property
+    def keeps_attentions(self):
+        return self.attentions is not None
+
+    def with_attentions(self, index, attended):
+        """(context, weights by column or None) from what the op returned."""
+        if self.attentions is None:
+            return attended, None
+        context, weights = attended
+        self.attentions[index] = self._by_column(weights)
+        return context, self.attentions[index]
+
+    def _by_column(self, weights):
+        """Weights [B, Q, T, S] over remembered tokens, spread to the columns that were fed: pads get 0."""
+        fed = self._mask
+        if fed.all():
+            return weights
+        B, Q, T, _ = weights.shape
+        spread = np.zeros((B, Q, T, fed.shape[1]), weights.dtype)
+        for row, kept in enumerate(fed):
+            columns = np.flatnonzero(kept)
+            spread[row][:, :, columns] = weights[row][:, :, : len(columns)]
+        return spread
+
+
+def _check_cache(cache, config):
+    """A Cache, and one whose arrays have the shapes of this model."""
+    if not isinstance(cache, Cache):
+        kind = type(cache).__name__
+        raise InputError(compose(f"cache: a {kind}", expected="a Cache", do="make one with qwenref.Cache(model)"))
+    if cache.config is config:
+        return
+    other = [name for name in _SHAPING if getattr(cache.config, name) != getattr(config, name)]
+    if other:
+        found, expected = (", ".join(f"{name} {getattr(c, name)}" for name in other) for c in (cache.config, config))
+        raise InputError(
+            compose(
+                "cache: made for another model",
+                found=found,
+                expected=expected,
+                do="make one with qwenref.Cache(model)",
+            )
+        )
