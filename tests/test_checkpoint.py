@@ -3,12 +3,11 @@
 import os
 import random
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 
 import checkpoints as make
+import fresh
 import ml_dtypes
 import numpy as np
 import pytest
@@ -187,9 +186,7 @@ def test_a_27b_checkpoint_of_holes_opens_at_once(tmp_path, shards):
         assert path.stat().st_size > 50 << 30
     else:
         make.sparse_sharded(tmp_path, tensors | {"zzz.last": ("F32", (1024,))}, shards)
-    done = subprocess.run(
-        [sys.executable, "-c", SPARSE_PROBE, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = fresh.python(SPARSE_PROBE, tmp_path)
     seconds, grown, count, nbytes, edited = map(float, done.stdout.split())
     assert (count, edited) == (852, 3.0)
     assert nbytes == sum(make.nbytes(*spec) for spec in tensors.values()) + 4096

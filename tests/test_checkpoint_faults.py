@@ -5,11 +5,10 @@ import os
 import random
 import resource
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import checkpoints as make
+import fresh
 import numpy as np
 import pytest
 from checkpoints import arrays, descriptors, maps_of
@@ -205,7 +204,7 @@ def test_a_file_one_may_not_read_is_refused(tmp_path):
         "import os, sys; from qwenref import _C\nos.setuid(65534)\n"
         "try: _C.Checkpoint(sys.argv[1])\nexcept Exception as error: print(type(error).__name__, error)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    done = fresh.python(code, path)
     assert done.stdout == "CheckpointError m: cannot be opened: Permission denied\n"
 
 

@@ -2,12 +2,11 @@
 
 import os
 import struct
-import subprocess
-import sys
 import threading
 import time
 
 import checkpoints as make
+import fresh
 import ml_dtypes
 import numpy as np
 import pytest
@@ -150,7 +149,7 @@ except Exception as error:
 
 def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path):
     path = make.shard(tmp_path / "m", {"old": np.ones(1)})
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=True)
+    done = fresh.python(FULL_DISK, path)
     assert done.stdout.splitlines()[0] == f"CheckpointError {path}: cannot be written: File too large (errno 27)"
     assert os.listdir(tmp_path) == ["m"] and list(_C.Checkpoint(path)) == ["old"]
 

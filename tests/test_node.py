@@ -3,13 +3,13 @@
 import contextlib
 import copy
 import gc
-import subprocess
 import sys
 import textwrap
 import threading
 import tracemalloc
 import weakref
 
+import fresh
 import numpy as np
 import pytest
 from module_kits import KITS, tree
@@ -237,10 +237,7 @@ def test_the_interpreter_suggests_the_near_name():
         m.q_proj = Module()
         m.q_porj
     """
-    package = sys.modules["qwenref"].__file__.rsplit("/", 2)[0]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env={"PYTHONPATH": package}, capture_output=True, text=True
-    )
+    done = fresh.python(textwrap.dedent(script), check=False)
     assert "Did you mean: 'q_proj'?" in done.stderr
 
 
