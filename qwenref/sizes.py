@@ -7,7 +7,8 @@ import numpy as np
 
 from qwenref import _C
 from qwenref.errors import InputError, compose
-from qwenref.loading import as_config, split_name
+from qwenref.loading import as_config, from_config, split_name
+from qwenref.state import dtype_name
 
 _KINDS = {"linear_attention": "Gated DeltaNet", "full_attention": "attention"}
 _CACHE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -64,21 +65,20 @@ class CacheSize:
             ("conv window", delta, self.conv, f"{self.kv_dtype}, whatever the length"),
         ]
 
-    def __repr__(self):
+    @property
+    def headline(self):
         rows = "1 row" if self.batch == 1 else f"{self.batch:,} rows"
-        lines = [f"CacheSize · {rows} of {self.tokens:,} tokens · {memory(self.total)}"]
+        return f"CacheSize · {rows} of {self.tokens:,} tokens · {memory(self.total)}"
+
+    def __repr__(self):
+        lines = [self.headline]
         for part, layers, size, how in self.rows():
-            lines.append(f"  {part:<16} {layers:>3} layers  {size:>17,} B  {memory(size):>11}  {how}")
+            lines.append(f"  {part:<16} {layers:>3,} layers  {size:>17,} B  {memory(size):>11}  {how}")
         return "\n".join(lines)
 
     def _repr_html_(self):
-        head = f"<b>CacheSize</b> · {self.batch:,} row(s) of {self.tokens:,} tokens · {memory(self.total)}"
-        cells = "".join(
-            f'<tr><th scope="row">{part}</th><td>{layers:,} layers</td><td>{size:,} B</td><td>{memory(size)}</td>'
-            f"<td>{how}</td></tr>"
-            for part, layers, size, how in self.rows()
-        )
-        return f"<div>{head}<table>{cells}</table></div>"
+        rows = ((part, f"{n:,} layers", f"{size:,} B", memory(size), how) for part, n, size, how in self.rows())
+        return _html(self.headline, rows)
 
 
 def cache_size(source, tokens=4096, batch=1, kv_dtype="bfloat16", state_dtype="float32"):
@@ -91,12 +91,11 @@ def cache_size(source, tokens=4096, batch=1, kv_dtype="bfloat16", state_dtype="f
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < (name == "batch"):
             least = int(name == "batch")
             raise InputError(compose(f"cache_size: {name} {value!r}", expected=f"an integer, {least} or more"))
-    widths = {}
-    for name, dtype in (("kv_dtype", kv_dtype), ("state_dtype", state_dtype)):
-        try:
-            widths[name] = _CACHE_DTYPES[np.dtype(dtype).name if not isinstance(dtype, str) else dtype]
-        except (KeyError, TypeError):
-            raise InputError(compose(f"cache_size: {name} {dtype!r}", expected=", ".join(_CACHE_DTYPES))) from None
+    names = {"kv_dtype": dtype_name(kv_dtype), "state_dtype": dtype_name(state_dtype)}
+    for (name, dtype), given in zip(names.items(), (kv_dtype, state_dtype), strict=True):
+        if given is None or dtype not in _CACHE_DTYPES:  # None is float64 to NumPy
+            raise InputError(compose(f"cache_size: {name} {given!r}", expected=", ".join(_CACHE_DTYPES)))
+    widths = {name: _CACHE_DTYPES[dtype] for name, dtype in names.items()}
     c = _text_config(source)
     per_token = 2 * c.num_key_value_heads * c.head_dim * widths["kv_dtype"]
     state = c.linear_num_value_heads * c.linear_key_head_dim * c.linear_value_head_dim * widths["state_dtype"]
@@ -108,45 +107,60 @@ def cache_size(source, tokens=4096, batch=1, kv_dtype="bfloat16", state_dtype="f
         for i, kind in enumerate(c.layer_types)
     ]
     attention = sum(kind == "full_attention" for kind in c.layer_types)
-    return CacheSize(int(tokens), int(batch), str(kv_dtype), str(state_dtype), layers, attention * per_token)
+    return CacheSize(int(tokens), int(batch), *names.values(), layers, attention * per_token)
 
 
 class CountReport:
     """Parameters and bytes by part.
 
-    `.embed`, `.mixers` {kind: n}, `.mlp`, `.norms`, `.lm_head` (0 when tied), `.text` (all of these), `.visual`,
+    `.embed`, `.mixers` {kind: n}, `.mlp`, `.norms`, `.lm_head` (0 when `.tied`), `.text` (all of these), `.visual`,
     `.mtp`, `.total`, `.nbytes`.  Parts that are on disk but not part of the tree (`.visual`, `.mtp`) are counted apart
     and not in `.total` unless they were loaded.
     """
 
-    def __init__(self, counts, mixer_counts, nbytes, on_disk):
+    def __init__(self, counts, mixer_counts, nbytes, on_disk, tied):
         self.embed, self.mlp, self.norms, self.lm_head = (counts[k] for k in ("embed", "mlp", "norms", "lm_head"))
         self.mixers = dict(mixer_counts)
         self.text = self.embed + sum(self.mixers.values()) + self.mlp + self.norms + self.lm_head
         self.visual, self.mtp = on_disk.get("visual", 0), on_disk.get("mtp", 0)
-        self.total, self.nbytes = self.text, nbytes
+        self.total, self.nbytes, self.tied = self.text, nbytes, tied
 
     def rows(self):
-        """(part, parameters) of every part of the tree."""
-        rows = [("embedding", self.embed)]
-        rows += [(_KINDS[kind], n) for kind, n in self.mixers.items()]
-        return [*rows, ("mlp", self.mlp), ("norms", self.norms), ("lm_head", self.lm_head)]
+        """(part, parameters, remark) of every part: of the tree first, then what is on disk only."""
+        tied, apart = "tied to the embedding" if self.tied else "", "on disk, not part of this tree"
+        rows = [("embedding", self.embed, "")]
+        rows += [(_KINDS[kind], n, "") for kind, n in self.mixers.items()]
+        rows += [("mlp", self.mlp, ""), ("norms", self.norms, ""), ("lm_head", self.lm_head, tied)]
+        return rows + [(part, n, apart) for part, n in (("vision", self.visual), ("mtp", self.mtp)) if n]
+
+    @property
+    def headline(self):
+        return f"CountReport · {self.total:,} parameters · {self.nbytes:,} B"
 
     def __repr__(self):
-        lines = [f"CountReport · {self.total:,} parameters · {self.nbytes:,} B"]
-        lines += [f"  {part:<16} {n:>18,}" for part, n in self.rows()]
-        lines[-1] += "" if self.lm_head else "  (tied to the embedding)"
-        apart = ((self.visual, "vision"), (self.mtp, "mtp"))
-        lines += [f"  {part:<16} {n:>18,}  on disk, not part of this tree" for n, part in apart if n]
-        return "\n".join(lines)
+        lines = [f"  {part:<16} {n:>18,}" + (f"  {remark}" if remark else "") for part, n, remark in self.rows()]
+        return "\n".join([self.headline, *lines])
 
     def _repr_html_(self):
-        cells = "".join(f'<tr><th scope="row">{part}</th><td>{n:,}</td></tr>' for part, n in self.rows())
-        return f"<div><b>CountReport</b> · {self.total:,} parameters · {self.nbytes:,} B<table>{cells}</table></div>"
+        return _html(self.headline, ((part, f"{n:,}", remark) for part, n, remark in self.rows()))
 
 
-def parameters(model):
-    """CountReport of a model: what each part holds.  A tied head counts once, under the embedding."""
+def _html(headline, rows):
+    """A headline and a table whose first column names the rows; cells stay apart where a viewer strips the table."""
+    name, _, rest = headline.partition(" · ")
+    body = "".join(
+        f'<tr><th scope="row">{part}</th>' + "".join(f"<td> · {cell}</td>" for cell in cells if cell) + "</tr>"
+        for part, *cells in rows
+    )
+    return f"<div><b>{name}</b> · {rest}<table>{body}</table></div>"
+
+
+def parameters(source):
+    """CountReport of a model, module, config, dict or path.  A tied head counts once, under the embedding.
+
+    Of a config only the tree is known: `.visual` and `.mtp` are then 0, and every parameter counts as bfloat16.
+    """
+    model = source if hasattr(source, "named_parameters") else from_config(source, device="meta")
     counts, kinds, nbytes = Counter(), Counter(), 0
     for name, parameter in model.named_parameters():
         n = prod(parameter.shape)
@@ -164,9 +178,10 @@ def parameters(model):
             counts["mlp"] += n
         else:
             counts["norms"] += n
+    tied = hasattr(model, "lm_head") and not counts["lm_head"]
     leftovers = getattr(getattr(model, "report", None), "leftovers", {})
     on_disk = {part: sum(prod(shape) for shape in names.values()) for part, names in leftovers.items()}
-    return CountReport(counts, kinds, nbytes, on_disk)
+    return CountReport(counts, kinds, nbytes, on_disk, tied)
 
 
 def memory(n):
