@@ -97,6 +97,8 @@ static void wide_work(void *context, int64_t begin, int64_t end, int thread)
 
 static void linear_wide(qr_call *call, linear *l)
 {
+    if (l->O == 0) /* no block would have a row, and blocks are counted by their rows */
+        return;
     const int64_t share = ((l->O + call->threads - 1) / call->threads + 7) / 8 * 8;
     l->rows = share < BLOCK_ROWS ? share : BLOCK_ROWS;
     qr_parallel(call, (l->M + PANEL - 1) / PANEL, 1, wide_pack, l);
