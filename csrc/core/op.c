@@ -313,6 +313,23 @@ int qr_bind_inputs(const qr_signature *s, qr_call *call, qr_star *star, qr_error
     return 0;
 }
 
+/* Row-major strides. An empty array may have huge sizes, and scratch made from those sizes would be huge: what cannot
+ * be counted in bytes is refused here, so that no product of sizes overflows later. */
+static int set_strides(const qr_signature *s, const qr_param *param, qr_array *out, qr_error *error)
+{
+    int64_t bytes = (int64_t)qr_dtype_size(out->dtype);
+    char text[160];
+
+    for (int d = out->ndim - 1; d >= 0; d--) {
+        const int64_t size = out->shape[d];
+        out->stride[d] = bytes / (int64_t)qr_dtype_size(out->dtype);
+        if (size < 0 || __builtin_mul_overflow(bytes, size > 0 ? size : 1, &bytes))
+            return qr_fail(error, QR_BAD_SHAPE, "%s: %s would have an impossible shape\n    found    %s", s->name,
+                           param->name, shape_text(out->shape, out->ndim, text, sizeof text));
+    }
+    return 0;
+}
+
 int qr_bind_output(const qr_signature *s, const qr_param *param, const qr_call *call, const qr_star *star,
                    qr_array *out, qr_error *error)
 {
@@ -334,14 +351,10 @@ int qr_bind_output(const qr_signature *s, const qr_param *param, const qr_call *
             if (QR_DIM(call, dim->letter) == UNBOUND)
                 return qr_fail(error, QR_INTERNAL, "%s: nothing says how large %c of %s is", s->name, dim->letter,
                                param->name);
-            size += QR_DIM(call, dim->letter);
+            if (__builtin_add_overflow(size, QR_DIM(call, dim->letter), &size))
+                size = -1;
         }
         out->shape[out->ndim++] = size;
     }
-    int64_t stride = 1;
-    for (int d = out->ndim - 1; d >= 0; d--) {
-        out->stride[d] = stride;
-        stride *= out->shape[d] > 0 ? out->shape[d] : 1;
-    }
-    return 0;
+    return set_strides(s, param, out, error);
 }
