@@ -284,12 +284,13 @@ static void attention_run(qr_call *call, attention_task *task, qr_range tiles)
     if (B == 0 || T == 0 || task->Q == 0)
         return;
     /* smaller tiles only where larger ones would leave threads without work; the bits do not depend on it */
-    const int64_t rows = T * (task->Q / K), cost = task->S * (task->D + 1);
+    const int64_t rows = T * (task->Q / K);
+    const double cost = (double)task->S * (double)(task->D + 1);
     task->tile = TILE;
     while (task->tile > 1 && B * K * ((rows + task->tile - 1) / task->tile) < call->threads)
         task->tile /= 2;
     task->tiles = (rows + task->tile - 1) / task->tile;
-    qr_parallel(call, B * K * task->tiles, QR_GRAIN / (task->tile * cost + 1) + 1, tiles, task);
+    qr_parallel(call, B * K * task->tiles, grain_of((double)task->tile * cost), tiles, task);
 }
 
 QR_OP(attention,

@@ -96,5 +96,5 @@ QR_OP(causal_conv1d,
         return;
     }
     if (steps_are_valid(call, task.step, B * T, T))
-        qr_parallel(call, B * task.blocks, QR_GRAIN / (CONV_BLOCK * (T + W)) + 1, conv_blocks, &task);
+        qr_parallel(call, B * task.blocks, grain_of(CONV_BLOCK * (double)(T + W)), conv_blocks, &task);
 }

@@ -13,6 +13,13 @@ enum { LANES = 16 };
 /* Elements of light work below which waking a second thread costs more than it brings. */
 enum { QR_GRAIN = 65536 };
 
+/* How many items of so many elements each are worth a thread. A double, because beside an empty dimension the others may
+ * be so large that their product is beyond int64. */
+QR_INLINE int64_t grain_of(double elements)
+{
+    return (int64_t)(QR_GRAIN / (elements + 1)) + 1;
+}
+
 #if defined(QR_HAVE_AVX512)
 
 typedef struct lanes {
