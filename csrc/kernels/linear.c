@@ -1,11 +1,15 @@
-/* y = x Wᵀ + b with W as it lies in the file, and rows of an embedding table.  Holds the order of summation, the
- * blocking and the portable loops; linear_avx2.h and linear_avx512.h hold the loops of their level.
+/* y = x Wᵀ + b with W as it lies in the file, and rows of an embedding table.
+ * Holds the order of summation, the blocking and the portable loops;
+ * linear_avx2.h and linear_avx512.h hold the loops of their level.
  *
- * The order of every output: elements (2p, 2p+1) of a row form pair p; pair p belongs to class p mod 16; a class is one
- * chain of fused multiply-adds from +0, high element (2p+1) before low (2p); the class sums are added as the tree
- * ((0+1)+(2+3))+((4+5)+(6+7)) and so on; then the bias. Rows are filled up with zeros to a multiple of 32, and those are
- * multiplied too, because adding +0 turns a -0 into +0. Subnormals count as zero, as the bf16 dot instruction has it. A
- * result that is not a number is the one quiet NaN. So every level, blocking and number of threads gives the same bits. */
+ * The order of every output: elements (2p, 2p+1) of a row form pair p; pair p
+ * belongs to class p mod 16; a class is one chain of fused multiply-adds from
+ * +0, high element (2p+1) before low (2p); the class sums are added as the tree
+ * ((0+1)+(2+3))+((4+5)+(6+7)) and so on; then the bias. Rows are filled up with
+ * zeros to a multiple of 32, and those are multiplied too, because adding +0
+ * turns a -0 into +0. Subnormals count as zero, as the bf16 dot instruction has
+ * it. A result that is not a number is the one quiet NaN. So every level,
+ * blocking and number of threads gives the same bits. */
 #include "simd.h"
 
 #define LINEAR_INLINE static inline __attribute__((always_inline, unused))
@@ -14,10 +18,12 @@ enum {
     STEP = 32,           /* elements of a row that feed each class one pair */
     NARROW_ROWS = 8,     /* rows of W streamed side by side */
     NARROW_TOKENS = 16,  /* tokens that share one pass over W */
-    NARROW_STEPS = 32,   /* steps after which the next tokens take their turn: 8 rows of that length fit into L1 */
+    NARROW_STEPS = 32,   /* steps after which the next tokens take their turn: 8
+                         rows of that length fit into L1 */
     BLOCK_ROWS = 48,     /* rows of W packed at a time */
     BLOCK_TOKENS = 192,  /* tokens that use a packed block before the next class is taken */
-    LINEAR_GRAIN = 65536 /* elements of W below which a second thread costs more than it brings */
+    LINEAR_GRAIN = 65536 /* elements of W below which a second thread costs more
+                          than it brings */
 };
 
 /* One call, as the loops see it. */
@@ -28,7 +34,8 @@ typedef struct linear {
     int64_t M, O, I;
     int64_t row_bytes, steps;
     qr_dtype dtype;
-    bool dots;          /* bf16 weights and x exact in bf16: a pair is one operand of the dot instruction */
+    bool dots;          /* bf16 weights and x exact in bf16: a pair is one operand of the
+                dot instruction */
     float *px, *ragged; /* packed x; its last, incomplete panel */
     float *pw, *part;   /* per thread: packed W; class sums on their way up the tree */
     int64_t pw_size;    /* floats of pw per thread */
@@ -46,7 +53,8 @@ static inline float half_to_float(uint16_t half)
     uint32_t bits;
     float value;
 
-    if (exponent == 0) { /* fraction * 2^-24, exactly; a normal float, so nothing is flushed */
+    if (exponent == 0) { /* fraction * 2^-24, exactly; a normal float, so nothing
+                          is flushed */
         value = (float)fraction * 0x1p-24f;
         memcpy(&bits, &value, sizeof bits);
     } else if (exponent == 31)
@@ -77,9 +85,11 @@ static void widen(float *restrict y, const void *restrict w, int64_t n, qr_dtype
     }
 }
 
-/* ---- the environment of the arithmetic ---------------------------------------------------------------------- */
+/* ---- the environment of the arithmetic
+ * ---------------------------------------------------------------------- */
 
-/* Nearest even, subnormals are zero, no exception trapped. The caller's state comes back untouched, flags included. */
+/* Nearest even, subnormals are zero, no exception trapped. The caller's state
+ * comes back untouched, flags included. */
 static unsigned enter_flushing(void)
 {
 #if defined(__x86_64__)
@@ -100,7 +110,9 @@ static void leave_flushing(unsigned before)
 #endif
 }
 
-/* ---- the loops of the level ----------------------------------------------------------------------------------- */
+/* ---- the loops of the level
+ * -----------------------------------------------------------------------------------
+ */
 
 #if defined(QR_HAVE_AVX2)
 #include "linear_pack.h"
@@ -112,13 +124,15 @@ static void leave_flushing(unsigned before)
 #include "linear_avx2.h"
 #else
 
-/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
- * has, per token and step, the 16 high elements and then the 16 low ones. What comes next of W is `ahead` bytes on. */
+/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class];
+ * w rows are w_stride bytes apart; packed x has, per token and step, the 16
+ * high elements and then the 16 low ones. What comes next of W is at `next`, if
+ * not NULL. */
 static void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
-                        int rows, int tokens, qr_dtype dtype, bool dots, int64_t ahead)
+                        int rows, int tokens, qr_dtype dtype, bool dots, const char *next)
 {
     (void)dots;
-    (void)ahead;
+    (void)next;
     for (int r = 0; r < rows; r++)
         for (int64_t s = 0; s < steps; s++) {
             float v[STEP];
@@ -133,7 +147,8 @@ static void narrow_tile(float *sums, const char *w, int64_t w_stride, const floa
 }
 #endif
 
-/* ---- few tokens: W is streamed once, as it lies ------------------------------------------------------------------ */
+/* ---- few tokens: W is streamed once, as it lies
+ * ------------------------------------------------------------------ */
 
 /* The end of every output; `sum` is the root of the tree. */
 LINEAR_INLINE void linear_store(const linear *l, int64_t token, int64_t row, float sum)
@@ -151,7 +166,8 @@ LINEAR_INLINE float class_tree(const float *sums)
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
-/* Per token and step: 16 high elements, 16 low ones; or, for the dot instruction, the 16 pairs. */
+/* Per token and step: 16 high elements, 16 low ones; or, for the dot
+ * instruction, the 16 pairs. */
 static void narrow_pack(void *context, int64_t begin, int64_t end, int thread)
 {
     const linear *l = context;
@@ -202,18 +218,19 @@ static __attribute__((noinline)) void narrow_rows(const linear *l, int64_t begin
             memset(sums, 0, (size_t)(rows * tokens) * 16 * sizeof *sums);
             for (int64_t s = 0; s < full; s += NARROW_STEPS) {
                 const int64_t steps = full - s < NARROW_STEPS ? full - s : NARROW_STEPS;
-                /* the hardware sees a stream only within a row, and not where tokens interrupt it */
-                const int64_t next_rows = NARROW_ROWS * l->row_bytes - s * step_bytes;
-                const int64_t ahead = s + steps == full ? next_rows : tokens > 2 ? steps * step_bytes : 0;
+                /* the hardware sees a stream only within a row; the rows that follow
+         * are one piece of memory */
+                const char *next = w + NARROW_ROWS * l->row_bytes + rows * s * step_bytes;
                 narrow_tile(sums, w + s * step_bytes, l->row_bytes, x + s * x_step, x_stride, steps, rows, tokens,
-                            l->dtype, l->dots, ahead);
+                            l->dtype, l->dots, next);
             }
             if (tail > 0) {
                 _Alignas(64) char last[NARROW_ROWS * STEP * sizeof(float)];
                 memset(last, 0, sizeof last);
                 for (int r = 0; r < rows; r++)
                     memcpy(last + r * step_bytes, w + r * l->row_bytes + full * step_bytes, (size_t)tail);
-                narrow_tile(sums, last, step_bytes, x + full * x_step, x_stride, 1, rows, tokens, l->dtype, l->dots, 0);
+                narrow_tile(sums, last, step_bytes, x + full * x_step, x_stride, 1, rows, tokens, l->dtype, l->dots,
+                            NULL);
             }
             for (int r = 0; r < rows; r++)
                 for (int t = 0; t < tokens; t++)
@@ -241,7 +258,9 @@ static void linear_narrow(qr_call *call, linear *l)
 #include "linear_wide.h"
 #endif
 
-/* ---- the ops ------------------------------------------------------------------------------------------------------- */
+/* ---- the ops
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 #if defined(QR_HAVE_AVX512BF16)
 /* All of x has the low half of every float clear. */
@@ -263,9 +282,11 @@ static bool exact_in_bf16(const float *x, int64_t n)
 #endif
 
 QR_OP(linear,
-      "linear(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f, _x[*,I+31]:f, _ragged[48,I+31]:f, _w[#,48,I+63]:f, "
+      "linear(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f, _x[*,I+31]:f, "
+      "_ragged[48,I+31]:f, _w[#,48,I+63]:f, "
       "_part[#,5,48,192]:f",
-      "y = x w^T + b: sums in float32 in one order for every CPU, batch and thread count")
+      "y = x w^T + b: sums in float32 in one order for every CPU, batch and "
+      "thread count")
 {
     linear l = {
         .x = IN(0),
@@ -337,8 +358,10 @@ QR_OP(embedding, "embedding(ids[*]:i, w[V,H]:w) -> y[*,H]:f", "y = the rows of w
     for (int64_t i = 0; i < M; i++)
         if (e.ids[i] < 0 || e.ids[i] >= V) {
             qr_fail(call->error, QR_BAD_INPUT,
-                    "%s: ids[%s] is %lld; the vocabulary has %lld\n    found    %lld\n    expected 0 to %lld\n"
-                    "    do       pass ids of this model's tokenizer; image and video ids are part of its vocabulary",
+                    "%s: ids[%s] is %lld; the vocabulary has %lld\n    found    "
+                    "%lld\n    expected 0 to %lld\n"
+                    "    do       pass ids of this model's tokenizer; image and "
+                    "video ids are part of its vocabulary",
                     call->name, position(where, sizeof where, ARRAY(0), i), (long long)e.ids[i], (long long)V,
                     (long long)e.ids[i], (long long)(V - 1));
             return;

@@ -1,23 +1,30 @@
-/* The loops of linear.c with AVX2 and FMA: a class is a lane, eight classes are a register. */
+/* The loops of linear.c with AVX2 and FMA: a class is a lane, eight classes are
+ * a register. */
 
 enum {
     VECTOR = 8, /* tokens per register in the wide loop */
     GROUP = 4,  /* rows of W per tile */
-    PANEL = 24, /* tokens per tile: 4 x 3 accumulators, 3 operands and a broadcast fill the 16 registers */
+    PANEL = 24, /* tokens per tile: 4 x 3 accumulators, 3 operands and a broadcast
+                 fill the 16 registers */
     PART_LEVEL = BLOCK_ROWS * BLOCK_TOKENS
 };
 #define LINEAR_WIDE 1
 
-/* Keeps gcc from loading an operand anew at each use: two loads a cycle are just enough without that. */
+/* Keeps gcc from loading an operand anew at each use: two loads a cycle are
+ * just enough without that. */
 #define IN_REGISTER(v) __asm__("" : "+x"(v))
 
-/* R rows x T tokens x `halves` times eight classes; R, T, halves and dtype are constants where this is used. At least 8
- * accumulators hide the latency of the multiply-add, at most 12 leave room for operands. */
-LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
-                                  int64_t x_stride, int64_t steps, const int R, const int T, const int halves,
-                                  const qr_dtype dtype, int64_t ahead)
+/* R rows x T tokens x `halves` times eight classes; R, T, halves and dtype are
+ * constants where this is used. At least 8 accumulators hide the latency of the
+ * multiply-add, at most 12 leave room for operands. */
+LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
+                                         int64_t x_stride, int64_t steps, const int R, const int T, const int halves,
+                                         const qr_dtype dtype, const char *next)
 {
     const int64_t step_bytes = STEP * element_size(dtype), half_bytes = step_bytes / 2;
+    const int lines = (R * halves * (int)element_size(dtype) + 3) / 4; /* as many as a step uses up */
+    const int64_t next_stride = next != NULL ? 64 * lines : 0;
+    const char *fetch = next != NULL ? next : w;
     __m256 a[4][4][2];
 
 #pragma GCC unroll 4
@@ -27,7 +34,10 @@ LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, 
 #pragma GCC unroll 2
             for (int h = 0; h < halves; h++)
                 a[r][t][h] = _mm256_loadu_ps(sums + r * row_sums + t * 16 + h * 8);
-    for (int64_t s = 0; s < steps; s++, w += step_bytes, x += STEP) {
+    for (int64_t s = 0; s < steps; s++, w += step_bytes, x += STEP, fetch += next_stride) {
+#pragma GCC unroll 8
+        for (int i = 0; i < lines; i++)
+            _mm_prefetch(fetch + 64 * i, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (int low = 0; low < 2; low++)
 #pragma GCC unroll 2
@@ -42,9 +52,6 @@ LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, 
                 for (int r = 0; r < R; r++) {
                     const char *p = w + r * w_stride + h * half_bytes;
                     const __m256 e = low ? low8(p, dtype) : high8(p, dtype);
-                    /* each cache line once: rows of 16-bit elements share one between the two halves of a step */
-                    if (!low && (element_size(dtype) == 4 || (halves == 2 ? h == 0 : r % 2 == 0)))
-                        _mm_prefetch(p + ahead, _MM_HINT_T0);
 #pragma GCC unroll 4
                     for (int t = 0; t < T; t++)
                         a[r][t][h] = _mm256_fmadd_ps(e, v[t], a[r][t][h]);
@@ -58,66 +65,69 @@ LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, 
 #pragma GCC unroll 2
             for (int h = 0; h < halves; h++)
                 _mm256_storeu_ps(sums + r * row_sums + t * 16 + h * 8, a[r][t][h]);
+    return next != NULL ? fetch : NULL;
 }
 
-/* All rows for one group of T tokens; the tokens' x stays in L1 while the rows take turns. */
+/* All rows for one group of T tokens; the tokens' x stays in L1 while the rows
+ * take turns. */
 LINEAR_INLINE void narrow_tokens(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
                                  int64_t x_stride, int64_t steps, int rows, const int T, const qr_dtype dtype,
-                                 int64_t ahead)
+                                 const char *next)
 {
     const int R = T <= 2 ? 4 : T == 3 ? 3 : 2, halves = T == 1 ? 2 : 1;
     const int64_t half_bytes = STEP / 2 * element_size(dtype);
 
     for (int h = 0; h < 2; h += halves, sums += 8, x += 8, w += half_bytes) {
         int r = 0;
-        if (h == 1 && element_size(dtype) == 2)
-            ahead += w_stride; /* the lines that the first half left out */
         for (; r + R <= rows; r += R)
-            narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, R, T, halves,
-                           dtype, ahead);
+            next = narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, R, T,
+                                  halves, dtype, next);
         for (; r < rows; r++)
-            narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, 1, T, halves,
-                           dtype, ahead);
+            next = narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, 1, T,
+                                  halves, dtype, next);
     }
 }
 
 LINEAR_INLINE void narrow_tile_as(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride,
-                                  int64_t steps, int rows, int tokens, const qr_dtype dtype, int64_t ahead)
+                                  int64_t steps, int rows, int tokens, const qr_dtype dtype, const char *next)
 {
     for (int t = 0; t < tokens;) {
         const int left = tokens - t, T = left == 5 ? 3 : left < 4 ? left : 4; /* 5 as 3 + 2: one token alone is slow */
         float *s = sums + t * 16;
         const float *from = x + t * x_stride;
         if (T == 4)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 4, dtype, ahead);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 4, dtype, next);
         else if (T == 3)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 3, dtype, ahead);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 3, dtype, next);
         else if (T == 2)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 2, dtype, ahead);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 2, dtype, next);
         else
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 1, dtype, ahead);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 1, dtype, next);
         t += T;
-        ahead = 0; /* once is enough */
+        next = NULL; /* once is enough */
     }
 }
 
-/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
- * has, per token and step, the 16 high elements and then the 16 low ones. What comes next of W is `ahead` bytes on. */
+/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class];
+ * w rows are w_stride bytes apart; packed x has, per token and step, the 16
+ * high elements and then the 16 low ones. What comes next of W is at `next`, if
+ * not NULL. */
 static __attribute__((noinline)) void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x,
                                                   int64_t x_stride, int64_t steps, int rows, int tokens, qr_dtype dtype,
-                                                  bool dots, int64_t ahead)
+                                                  bool dots, const char *next)
 {
     (void)dots;
     if (dtype == QR_BF16)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, ahead);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, next);
     else if (dtype == QR_F16)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F16, ahead);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F16, next);
     else
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32, ahead);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32, next);
 }
 
-/* The chain of class c for GROUP rows x V registers of tokens, then up the tree: after class c the tile has swallowed as
- * many finished levels as c + 1 has factors of two, and takes the place of the next. */
+/* The chain of class c for GROUP rows x V registers of tokens, then up the
+ * tree: after class c the tile has swallowed as many finished levels as c + 1
+ * has factors of two, and takes the place of the next. */
 LINEAR_INLINE void wide_tile_of(float *part, const float *w, const float *x, int64_t depth, const int V, int c)
 {
     __m256 a[GROUP][3];

@@ -37,11 +37,14 @@ LINEAR_INLINE __m512 low16(const void *p, qr_dtype dtype)
 }
 
 /* R rows x T tokens; R, T, dtype and dots are constants where this is used. */
-LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
-                                  int64_t x_stride, int64_t steps, const int R, const int T, const qr_dtype dtype,
-                                  const bool dots, int64_t ahead)
+LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
+                                         int64_t x_stride, int64_t steps, const int R, const int T,
+                                         const qr_dtype dtype, const bool dots, const char *next)
 {
     const int64_t step_bytes = STEP * element_size(dtype);
+    const int lines = R * (int)element_size(dtype) / 2; /* as many as a step uses up */
+    const int64_t next_stride = next != NULL ? 64 * lines : 0;
+    const char *fetch = next != NULL ? next : w;
     __m512 a[8][3];
 
 #pragma GCC unroll 8
@@ -49,12 +52,16 @@ LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, 
 #pragma GCC unroll 3
         for (int t = 0; t < T; t++)
             a[r][t] = _mm512_loadu_ps(sums + r * row_sums + t * 16);
-    for (int64_t s = 0; s < steps; s++, w += step_bytes, x += dots ? 16 : STEP) {
-        /* all high elements, then all low ones: the operands of one half at a time fit beside the accumulators */
+    for (int64_t s = 0; s < steps; s++, w += step_bytes, x += dots ? 16 : STEP, fetch += next_stride) {
+#pragma GCC unroll 16
+        for (int i = 0; i < lines; i++)
+            _mm_prefetch(fetch + 64 * i, _MM_HINT_T0);
+            /* all high elements, then all low ones: the operands of one half at a time fit beside the accumulators */
 #pragma GCC unroll 2
         for (int low = 0; low < 2; low++) {
             if (dots && low)
                 continue;
+            __asm__ volatile("" ::: "memory"); /* or gcc keeps all of W from the first half, at the cost of spills */
             __m512 v[3];
 #pragma GCC unroll 3
             for (int t = 0; t < T; t++)
@@ -63,8 +70,6 @@ LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, 
             for (int r = 0; r < R; r++) {
                 const char *p = w + r * w_stride;
                 const __m512 e = dots ? _mm512_loadu_ps(p) : low ? low16(p, dtype) : high16(p, dtype);
-                if (!low || element_size(dtype) == 4)
-                    _mm_prefetch(p + ahead + low * 64, _MM_HINT_T0);
 #pragma GCC unroll 3
                 for (int t = 0; t < T; t++)
                     a[r][t] = dots ? LINEAR_DOT(a[r][t], e, v[t]) : _mm512_fmadd_ps(e, v[t], a[r][t]);
@@ -76,53 +81,54 @@ LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, 
 #pragma GCC unroll 3
         for (int t = 0; t < T; t++)
             _mm512_storeu_ps(sums + r * row_sums + t * 16, a[r][t]);
+    return next != NULL ? fetch : NULL;
 }
 
 LINEAR_INLINE void narrow_tokens(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
                                  int64_t x_stride, int64_t steps, int rows, const int T, const qr_dtype dtype,
-                                 const bool dots, int64_t ahead)
+                                 const bool dots, const char *next)
 {
     if (rows == 8) {
-        narrow_tile_of(sums, row_sums, w, w_stride, x, x_stride, steps, 8, T, dtype, dots, ahead);
+        (void)narrow_tile_of(sums, row_sums, w, w_stride, x, x_stride, steps, 8, T, dtype, dots, next);
         return;
     }
     for (int r = 0; r < rows; r++)
-        narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, 1, T, dtype, dots,
-                       ahead);
+        next = narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, 1, T,
+                              dtype, dots, next);
 }
 
 LINEAR_INLINE void narrow_tile_as(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride,
                                   int64_t steps, int rows, int tokens, const qr_dtype dtype, const bool dots,
-                                  int64_t ahead)
+                                  const char *next)
 {
     for (int t = 0; t < tokens; t += 3) {
         float *s = sums + t * 16;
         const float *from = x + t * x_stride;
         if (tokens - t >= 3)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 3, dtype, dots, ahead);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 3, dtype, dots, next);
         else if (tokens - t == 2)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 2, dtype, dots, ahead);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 2, dtype, dots, next);
         else
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 1, dtype, dots, ahead);
-        ahead = 0; /* once is enough */
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 1, dtype, dots, next);
+        next = NULL; /* once is enough */
     }
 }
 
 /* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
- * has, per token and step, the 16 high elements and then the 16 low ones, or the 16 pairs for dots. What comes next of W
- * is `ahead` bytes on. */
+ * has, per token and step, the 16 high elements and then the 16 low ones, or the 16 pairs for dots. What comes next of
+ * W is at `next`, if not NULL. */
 static __attribute__((noinline)) void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x,
                                                   int64_t x_stride, int64_t steps, int rows, int tokens, qr_dtype dtype,
-                                                  bool dots, int64_t ahead)
+                                                  bool dots, const char *next)
 {
     if (dots)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, true, ahead);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, true, next);
     else if (dtype == QR_BF16)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, false, ahead);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, false, next);
     else if (dtype == QR_F16)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F16, false, ahead);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F16, false, next);
     else
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32, false, ahead);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32, false, next);
 }
 
 /* The chain of class c for GROUP rows x V registers of tokens, then up the tree: after class c the tile has swallowed as
