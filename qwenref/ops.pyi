@@ -1,0 +1,318 @@
+"""Types of the ops, made from their signatures by tests/stubs.py: change those, not this file."""
+
+from typing import Any, Literal, overload
+
+from numpy import ndarray
+from numpy.typing import ArrayLike
+
+_Array = ndarray[Any, Any]
+
+def names() -> tuple[str, ...]:
+    """Names of all ops, in the order of the registry."""
+
+def embedding(ids: ArrayLike, w: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """embedding(ids[*]:i, w[V,H]:w) -> y[*,H]:f
+
+    y = the rows of w that ids name, exactly
+    """
+
+def linear(x: ArrayLike, w: ArrayLike, b: ArrayLike | None = None, *, y: _Array | None = None) -> _Array:
+    """linear(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f
+
+    y = x w^T + b: sums in float32 in one order for every CPU, batch and thread count
+    """
+
+def linear_blas(x: ArrayLike, w: ArrayLike, b: ArrayLike | None = None, *, y: _Array | None = None) -> _Array:
+    """linear_blas(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f
+
+    y = x w^T + b by the system's BLAS in float32; close to linear, with bits that depend on its version and the sizes
+    """
+
+def rms_norm(x: ArrayLike, w: ArrayLike, eps: float = 1e-06, *, y: _Array | None = None) -> _Array:
+    """rms_norm(x[*,D]:f, w[D]:v, eps=1e-6) -> y[*,D]:f
+
+    y = x * rsqrt(mean(x^2) + eps) * (1 + w)
+    """
+
+def rms_norm_gated(x: ArrayLike, z: ArrayLike, w: ArrayLike, eps: float = 1e-06, *, y: _Array | None = None) -> _Array:
+    """rms_norm_gated(x[*,D]:f, z[*,D]:f, w[D]:v, eps=1e-6) -> y[*,D]:f
+
+    y = w * (x * rsqrt(mean(x^2) + eps)) * silu(z)
+    """
+
+def l2_norm(x: ArrayLike, eps: float = 1e-06, *, y: _Array | None = None) -> _Array:
+    """l2_norm(x[*,D]:f, eps=1e-6) -> y[*,D]:f
+
+    y = x * rsqrt(sum(x^2) + eps)
+    """
+
+def add(a: ArrayLike, b: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """add(a[*]:f, b[*]:f) -> y[*]:f
+
+    y = a + b
+    """
+
+def mul(a: ArrayLike, b: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """mul(a[*]:f, b[*]:f) -> y[*]:f
+
+    y = a * b
+    """
+
+def silu(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """silu(x[*]:f) -> y[*]:f
+
+    y = x / (1 + exp(-x))
+    """
+
+def silu_mul(g: ArrayLike, u: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """silu_mul(g[*]:f, u[*]:f) -> y[*]:f
+
+    y = silu(g) * u
+    """
+
+def sigmoid(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """sigmoid(x[*]:f) -> y[*]:f
+
+    y = 1 / (1 + exp(-x))
+    """
+
+def sigmoid_mul(x: ArrayLike, g: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """sigmoid_mul(x[*]:f, g[*]:f) -> y[*]:f
+
+    y = x * sigmoid(g)
+    """
+
+def softplus(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """softplus(x[*]:f) -> y[*]:f
+
+    y = log(1 + exp(x))
+    """
+
+def exp(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """exp(x[*]:f) -> y[*]:f
+
+    y = exp(x)
+    """
+
+def delta_decay(a: ArrayLike, A_log: ArrayLike, dt_bias: ArrayLike, *, g: _Array | None = None) -> _Array:
+    """delta_decay(a[*,V]:f, A_log[V]:v, dt_bias[V]:v) -> g[*,V]:f
+
+    g = -exp(A_log) * softplus(a + dt_bias)
+    """
+
+def softmax(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """softmax(x[*,D]:f) -> y[*,D]:f
+
+    y = exp(x - max) / sum(exp(x - max)), the sum in double
+    """
+
+def log_softmax(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """log_softmax(x[*,D]:f) -> y[*,D]:f
+
+    y = x - log(sum(exp(x))), the sum in double
+    """
+
+def argmax(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """argmax(x[*,D]:f) -> y[*]:i
+
+    index of the largest element: the first one, and a NaN before any number
+    """
+
+def rope_frequencies(index: ArrayLike, theta: float, width: float, *, f: _Array | None = None) -> _Array:
+    """rope_frequencies(index[F]:i, theta, width) -> f[F]:d
+
+    f = theta ^ (-2 index / width), in float64
+    """
+
+def rope_table(
+    positions: ArrayLike, axis: ArrayLike, f: ArrayLike, *, cos: _Array | None = None, sin: _Array | None = None
+) -> tuple[_Array, _Array]:
+    """rope_table(positions[A,*]:i, axis[F]:i, f[F]:d) -> cos[*,F]:f, sin[*,F]:f
+
+    cos and sin of positions[axis[i]] * f[i], computed in float64
+    """
+
+def rope(x: ArrayLike, cos: ArrayLike, sin: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """rope(x[B,T,H,D]:f, cos[B,T,F]:f, sin[B,T,F]:f) -> y[B,T,H,D]:f
+
+    rotate the pairs (i, i+F) of every head; dimensions from 2F on pass through
+    """
+
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    begin: ArrayLike,
+    end: ArrayLike,
+    scale: float,
+    *,
+    o: _Array | None = None,
+    p: Literal[False] | None = False,
+) -> _Array:
+    """attention(q[B,T,Q,D]:f, k[B,K,S,D]:s, v[B,K,S,D]:s, begin[B,T]:i, end[B,T]:i, scale) -> o[B,T,Q,D]:f,
+        p[B,Q,T,S]:f?
+
+    softmax(q k^T scale) v over the keys begin <= s < end; query head h reads key head h / (Q/K)
+    """
+
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    begin: ArrayLike,
+    end: ArrayLike,
+    scale: float,
+    *,
+    o: _Array | None = None,
+    p: Literal[True] | _Array,
+) -> tuple[_Array, _Array]:
+    """attention(q[B,T,Q,D]:f, k[B,K,S,D]:s, v[B,K,S,D]:s, begin[B,T]:i, end[B,T]:i, scale) -> o[B,T,Q,D]:f,
+        p[B,Q,T,S]:f?
+
+    softmax(q k^T scale) v over the keys begin <= s < end; query head h reads key head h / (Q/K)
+    """
+
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    begin: ArrayLike,
+    end: ArrayLike,
+    scale: float,
+    *,
+    o: _Array | None = None,
+    p: bool,
+) -> Any:
+    """attention(q[B,T,Q,D]:f, k[B,K,S,D]:s, v[B,K,S,D]:s, begin[B,T]:i, end[B,T]:i, scale) -> o[B,T,Q,D]:f,
+        p[B,Q,T,S]:f?
+
+    softmax(q k^T scale) v over the keys begin <= s < end; query head h reads key head h / (Q/K)
+    """
+
+def attention_scores(
+    q: ArrayLike, k: ArrayLike, begin: ArrayLike, end: ArrayLike, scale: float, *, s: _Array | None = None
+) -> _Array:
+    """attention_scores(q[B,T,Q,D]:f, k[B,K,S,D]:s, begin[B,T]:i, end[B,T]:i, scale) -> s[B,Q,T,S]:f
+
+    s = q k^T scale for the keys begin <= s < end, -inf elsewhere
+    """
+
+def attention_softmax(s: ArrayLike, begin: ArrayLike, end: ArrayLike, *, p: _Array | None = None) -> _Array:
+    """attention_softmax(s[B,Q,T,S]:f, begin[B,T]:i, end[B,T]:i) -> p[B,Q,T,S]:f
+
+    softmax of the scores begin <= s < end, zero elsewhere
+    """
+
+def attention_mix(p: ArrayLike, v: ArrayLike, begin: ArrayLike, end: ArrayLike, *, o: _Array | None = None) -> _Array:
+    """attention_mix(p[B,Q,T,S]:f, v[B,K,S,D]:s, begin[B,T]:i, end[B,T]:i) -> o[B,T,Q,D]:f
+
+    o = p v over the keys begin <= s < end
+    """
+
+@overload
+def causal_conv1d(
+    x: ArrayLike,
+    w: ArrayLike,
+    window: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    *,
+    y: _Array | None = None,
+    next: Literal[False] | None = False,
+) -> _Array:
+    """causal_conv1d(x[B,T,C]:f, w[C,1,W]:v, window[B,C,W-1]:f?, step[B,T]:i?) -> y[B,T,C]:f, next[B,C,W-1]:f?
+
+    y[t] = sum of w[tap] x[t-W+1+tap]; step 0 skips a token, 1 advances, 2 forgets the window first
+    """
+
+@overload
+def causal_conv1d(
+    x: ArrayLike,
+    w: ArrayLike,
+    window: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    *,
+    y: _Array | None = None,
+    next: Literal[True] | _Array,
+) -> tuple[_Array, _Array]:
+    """causal_conv1d(x[B,T,C]:f, w[C,1,W]:v, window[B,C,W-1]:f?, step[B,T]:i?) -> y[B,T,C]:f, next[B,C,W-1]:f?
+
+    y[t] = sum of w[tap] x[t-W+1+tap]; step 0 skips a token, 1 advances, 2 forgets the window first
+    """
+
+@overload
+def causal_conv1d(
+    x: ArrayLike,
+    w: ArrayLike,
+    window: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    *,
+    y: _Array | None = None,
+    next: bool,
+) -> Any:
+    """causal_conv1d(x[B,T,C]:f, w[C,1,W]:v, window[B,C,W-1]:f?, step[B,T]:i?) -> y[B,T,C]:f, next[B,C,W-1]:f?
+
+    y[t] = sum of w[tap] x[t-W+1+tap]; step 0 skips a token, 1 advances, 2 forgets the window first
+    """
+
+@overload
+def gated_delta_rule(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    g: ArrayLike,
+    beta: ArrayLike,
+    state: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    scale: float = 1,
+    *,
+    o: _Array | None = None,
+    final: Literal[False] | None = False,
+) -> _Array:
+    """gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
+        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
+
+    per token: S *= exp(g), u = (v - k^T S) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
+    """
+
+@overload
+def gated_delta_rule(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    g: ArrayLike,
+    beta: ArrayLike,
+    state: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    scale: float = 1,
+    *,
+    o: _Array | None = None,
+    final: Literal[True] | _Array,
+) -> tuple[_Array, _Array]:
+    """gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
+        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
+
+    per token: S *= exp(g), u = (v - k^T S) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
+    """
+
+@overload
+def gated_delta_rule(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    g: ArrayLike,
+    beta: ArrayLike,
+    state: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    scale: float = 1,
+    *,
+    o: _Array | None = None,
+    final: bool,
+) -> Any:
+    """gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
+        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
+
+    per token: S *= exp(g), u = (v - k^T S) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
+    """
