@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from collections import Counter
 from math import prod
 
+import fresh
 import ml_dtypes
 import numpy as np
 import pytest
@@ -101,8 +100,8 @@ def test_cache_of_27b(large):
     assert repr(size.per_layer[3]) == "layer 3 · attention · 128 MiB"
 
 
-def subprocess_facts(script, *args):
-    """What a script in a process of its own prints as JSON; its peak memory is nobody else's."""
+def facts_of(script, *args):
+    """What a script in a process of its own prints as JSON; its memory is nobody else's."""
     head = """
         import json, resource, sys, time
         import qwenref
@@ -111,16 +110,13 @@ def subprocess_facts(script, *args):
                 return int(file.read().split()[1]) * resource.getpagesize()
         start = resident()
     """
-    code = textwrap.dedent(head) + textwrap.dedent(script)
-    done = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(fresh.python(textwrap.dedent(head) + textwrap.dedent(script), *args).stdout)
 
 
 @pytest.mark.measured
 def test_a_27b_without_data_takes_no_memory(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(ROOT_27B))
-    facts = subprocess_facts(
+    facts = facts_of(
         """
         began = time.perf_counter()
         model = qwenref.from_config(sys.argv[1], device="meta")
@@ -145,7 +141,7 @@ def test_a_27b_folder_opens_and_prints_in_a_second(tmp_path, shards):
         sparse(tmp_path / "model.safetensors", text_27b())
     else:
         sparse_sharded(tmp_path, text_27b(), shards)
-    facts = subprocess_facts(
+    facts = facts_of(
         """
         began = time.perf_counter()
         model = qwenref.from_pretrained(sys.argv[1])

@@ -1,0 +1,110 @@
+"""The package as it is imported: light, silent, documented, and with every name it promises."""
+
+import inspect
+import json
+import warnings
+
+import fresh
+import pytest
+
+import qwenref
+
+HEAVY = ("torch", "transformers", "PIL", "tokenizers", "jinja2", "huggingface_hub", "matplotlib", "httpx", "IPython")
+LOADED = "import json, sys; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+RESIDENT = """
+def resident():
+    import resource
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import qwenref",
+        "import qwenref\nqwenref.from_config(qwenref.from_pretrained('tiny').config, device='meta')",
+        "import qwenref\nqwenref.from_pretrained('tiny')([1, 2, 3])\nrepr(qwenref.mixers('tiny'))",
+    ],
+    ids=["import", "open", "run"],
+)
+def test_nothing_heavy_is_loaded(script):
+    done = fresh.python(f"{script}\n{LOADED}")
+    loaded = set(json.loads(done.stdout))  # and so nothing else was printed
+    assert "qwenref" in loaded and "numpy" in loaded
+    assert loaded.isdisjoint(HEAVY)
+    assert done.stderr == ""
+
+
+@pytest.mark.measured
+def test_importing_is_quick():
+    """In seconds of this process, which other processes do not lengthen much; the goal is 0.15 s by the clock."""
+    code = """
+import time
+clocks = lambda: (time.process_time(), time.perf_counter())
+began = clocks()
+import numpy, ml_dtypes
+between = clocks()
+import qwenref
+print(*(b - a for a, b in zip(began, clocks())), clocks()[0] - between[0])
+"""
+    runs = [tuple(map(float, fresh.python(code).stdout.split())) for _ in range(5)]
+    spent, clock, own = map(min, zip(*runs, strict=True))
+    print(f"import qwenref: {clock:.3f} s by the clock (goal 0.15 s), {spent:.3f} s of CPU, {own:.3f} s of it ours")
+    assert spent < 0.3
+
+
+@pytest.mark.measured
+def test_the_embedded_model_is_small_in_memory():
+    code = RESIDENT + "import qwenref\nmodel = qwenref.from_pretrained('tiny')\nprint(resident())"
+    nbytes = int(fresh.python(code).stdout)
+    print(f"import and open tiny: {nbytes / 1e6:.1f} MB resident")
+    assert nbytes < 80e6
+
+
+def test_every_promised_name_is_there_and_documented():
+    assert sorted(qwenref.__all__) == sorted(set(qwenref.__all__))
+    for name in qwenref.__all__:
+        value = getattr(qwenref, name)
+        if inspect.isclass(value) or callable(value) or inspect.ismodule(value):
+            inherited = inspect.isclass(value) and "__doc__" not in vars(value)
+            assert value.__doc__ and value.__doc__.strip() and not inherited, name
+        else:
+            assert name == "__version__" and isinstance(value, str)
+
+
+def test_a_star_import_gives_the_promised_names():
+    code = "from qwenref import *\nimport json\nprint(json.dumps([n for n in dir() if n != 'json' and n[:2] != '__']))"
+    assert set(json.loads(fresh.python(code).stdout)) == set(qwenref.__all__) - {"__version__"}
+
+
+def test_public_methods_are_documented():
+    """Of the classes a user holds in the hand; a property says what it is, a method what it does."""
+    for cls in (qwenref.Cache, qwenref.ForConditionalGeneration, qwenref.sizes.CacheSize, qwenref.sizes.CountReport):
+        assert cls.__doc__
+        for name in ("forward", "generate", "chat", "tie_weights", "save_pretrained", "snapshot", "restore", "rows"):
+            if hasattr(cls, name):
+                assert inspect.getdoc(getattr(cls, name)), (cls.__name__, name)
+
+
+def test_no_warning_at_import():
+    done = fresh.python("import qwenref", PYTHONWARNINGS="error")
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_show_config_says_what_is_in_use(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qwenref.show_config()
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["qwenref"] == qwenref.__version__
+    assert lines["threads"].split()[0] == str(qwenref.get_num_threads())
+    assert f"instruction level {qwenref._C.cpu_level()} " in lines["cpu"]
+
+
+@pytest.mark.parametrize("words", ["0", "-1", "two", "1.5"])
+def test_a_thread_count_that_is_none_is_an_error_at_import(words):
+    done = fresh.python("import qwenref", check=False, QWENREF_NUM_THREADS=words)
+    assert done.returncode != 0 and f"QWENREF_NUM_THREADS: '{words}'" in done.stderr
+    done = fresh.python("import qwenref", check=False, QWENREF_CPU="abacus")
+    assert done.returncode != 0 and "abacus" in done.stderr
