@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from checkpoints import descriptors, entry, maps_of, raw, shard, sharded
-from test_loading import TEXT, composite, flagged, folder, named, weights
+from folders import TEXT, composite, flagged, folder, named, weights
 from text_configs import text_config
 
 import qwenref

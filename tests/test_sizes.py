@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import sparse, sparse_sharded, text_27b
-from test_loading import MARKS, TEXT, composite, folder, named, weights
+from folders import MARKS, TEXT, composite, folder, named, weights
 from text_configs import CONFIGS, text_config
 
 import qwenref
