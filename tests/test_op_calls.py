@@ -1,4 +1,4 @@
-"""The binder of ops: empty and impossible sizes, what may be given for an input or an output, and what a call leaves."""
+"""The binder of ops: sizes, what may be given for an input or an output, and what a call leaves behind."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from op_rows import ROWS
 from test_ops import all_outputs, as_tuple, signature
 
 from qwenref import naive, ops
-from qwenref.errors import InputError, ShapeError
+from qwenref.errors import DTypeError, InputError, ShapeError
 
 # ---------------------------------------------------------------------------------------------- sizes
 
@@ -45,5 +45,66 @@ def test_a_size_beyond_memory_is_refused_before_anything_is_written():
     S = 2**60
     none, one = np.zeros((1, 1, S, 0), np.float32), np.zeros((1, 1), np.int64)
     q = np.zeros((1, 1, 1, 0), np.float32)
-    with pytest.raises(ShapeError, match="attention: _row would have an impossible shape\n    found .*1152921504606846976"):
+    with pytest.raises(
+        ShapeError, match="attention: _row would have an impossible shape\n    found .*1152921504606846976"
+    ):
         ops.attention(q, none, none, one, one + S, 1.0)
+
+
+def test_beside_an_empty_dimension_the_others_may_have_any_size():
+    zeros = lambda *shape: np.zeros(shape, np.float32)  # noqa: E731
+    T = 2**58 - 1
+    assert ops.causal_conv1d(zeros(0, T, 1), zeros(1, 1, 1)).shape == (0, T, 1)
+    keys, values, gates = zeros(0, T, 1, 0), zeros(0, T, 1, 1), zeros(0, T, 1)
+    assert ops.gated_delta_rule(keys, keys, values, gates, gates).shape == (0, T, 1, 1)
+
+
+# ---------------------------------------------------------------------------------------------- what is given
+
+
+@pytest.mark.parametrize("values", [["1.5"], [1 + 2j], [None], [b"1"]])
+def test_a_list_of_anything_but_real_numbers_is_refused(values):
+    with pytest.raises(DTypeError, match="add: b has the wrong dtype"):
+        ops.add([1.0], values)
+    assert ops.add([1.0, True], (2, 2.5)).tolist() == [3.0, 3.5]
+
+
+def test_a_scalar_that_is_no_number_is_named():
+    x, w = np.zeros((2, 3), np.float32), np.zeros(3, np.float32)
+    with pytest.raises(TypeError, match="rms_norm: 'eps' is not a number\n    expected rms_norm"):
+        ops.rms_norm(x, w, "much")
+
+    class Odd:
+        def __float__(self):
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        ops.rms_norm(x, w, Odd())
+
+
+def test_an_output_that_is_no_array_is_refused():
+    for y in ([0.0], True, "y"):
+        with pytest.raises(TypeError, match="add: 'y' has to be an array, not .*\n    expected add"):
+            ops.add([1.0], [2.0], y=y)
+    assert ops.add([1.0], [2.0], y=None) == 3
+
+
+def test_outputs_may_not_share_memory():
+    both = np.zeros((4, 2), np.float32)
+    call = np.arange(3)[None], np.zeros(2, int), np.ones(2)
+    with pytest.raises(InputError, match="rope_table: the array given for sin overlaps cos"):
+        ops.rope_table(*call, cos=both[:3], sin=both[1:])
+    assert not both.any()
+    apart = np.zeros((6, 2), np.float32)
+    ops.rope_table(*call, cos=apart[:3], sin=apart[3:])
+    assert apart[0].all()
+
+
+def test_an_output_may_not_lie_in_a_cache_that_is_read():
+    """Kind s: rows of a longer array, of which the gaps count as well"""
+    cache, q = np.ones((1, 1, 9, 4), np.float32), np.ones((1, 2, 1, 4), np.float32)
+    begin, end = np.zeros((1, 2), int), np.full((1, 2), 4)
+    inside, behind = (cache.reshape(-1)[at:][:8].reshape(1, 1, 2, 4) for at in (8, 28))
+    with pytest.raises(InputError, match="attention_scores: the array given for s overlaps k"):
+        ops.attention_scores(q, cache[:, :, :8:2], begin, end, 1.0, s=inside)
+    assert ops.attention_scores(q, cache[:, :, :8:2], begin, end, 1.0, s=behind) is behind

@@ -62,8 +62,12 @@ take_scalar(qr_op_call *c, int i)
     double value = p->value;
     if (c->given[i] != NULL) {
         value = PyFloat_AsDouble(c->given[i]);
-        if (value == -1.0 && PyErr_Occurred())
-            return -1;
+        if (value == -1.0 && PyErr_Occurred()) {
+            if (!PyErr_ExceptionMatches(PyExc_TypeError))
+                return -1;
+            PyErr_Clear();
+            return type_error(c->op, "%s: '%U' is not a number", c->op->param_name[i]);
+        }
     }
     c->call.scalar[p->slot] = value;
     return 0;
@@ -83,12 +87,12 @@ static int
 wrong_dtype(qr_op_call *c, int i, PyArrayObject *array, const char *expected)
 {
     const qr_param *p = &c->op->signature.param[i];
-    PyObject *found = PyObject_Str((PyObject *)PyArray_DESCR(array)); /* new */
-    if (found == NULL)
-        return -1;
-    qr_fail(&c->error, QR_BAD_DTYPE, "%s: %s has the wrong dtype\n    found    %.60s\n    expected %s",
-            c->op->signature.name, p->name, PyUnicode_AsUTF8(found), expected);
-    Py_DECREF(found);
+    PyObject *found = PyObject_Str((PyObject *)PyArray_DESCR(array));  /* new */
+    const char *text = found != NULL ? PyUnicode_AsUTF8(found) : NULL; /* borrowed from found */
+    if (text != NULL)
+        qr_fail(&c->error, QR_BAD_DTYPE, "%s: %s has the wrong dtype\n    found    %.60s\n    expected %s",
+                c->op->signature.name, p->name, text, expected);
+    Py_XDECREF(found);
     return -1;
 }
 
@@ -141,8 +145,10 @@ conform(qr_op_call *c, int i)
 
     if (array == NULL)
         return NULL;
-    const bool loose = listed && (PyList_Check(given) || PyTuple_Check(given) || PyFloat_Check(given));
     const int typenum = PyArray_TYPE(array);
+    /* Written-out numbers have no dtype of their own; text and complex numbers in a list are still what they are. */
+    const bool loose = (PyList_Check(given) || PyTuple_Check(given) || PyFloat_Check(given)) &&
+                       (PyTypeNum_ISINTEGER(typenum) || PyTypeNum_ISFLOAT(typenum));
     const qr_dtype dtype = qr_dtype_of(c->state, typenum);
     const bool half = dtype == QR_BF16 || dtype == QR_F16;
 

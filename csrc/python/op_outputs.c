@@ -13,19 +13,36 @@ make_scratch(qr_op_call *c, int i, qr_array *a)
     return 0;
 }
 
-static bool
-overlaps_an_input(const qr_op_call *c, PyArrayObject *array)
+/* From the first byte of an array to behind its last. No stride here is negative: see what inputs are made to be. */
+static void
+extent(PyArrayObject *array, const char **begin, const char **end)
 {
-    const char *begin = PyArray_BYTES(array), *end = begin + PyArray_NBYTES(array);
-    for (int i = 0; i < c->op->signature.params; i++) {
-        PyArrayObject *other = (PyArrayObject *)c->held[i];
-        if (other == NULL || c->op->signature.param[i].output || !PyArray_ISCARRAY_RO(other))
-            continue;
-        const char *from = PyArray_BYTES(other), *to = from + PyArray_NBYTES(other);
-        if (from < end && begin < to)
-            return true;
+    *begin = PyArray_BYTES(array);
+    *end = *begin + PyArray_ITEMSIZE(array);
+    for (int d = 0; d < PyArray_NDIM(array); d++) {
+        if (PyArray_DIM(array, d) == 0) {
+            *end = *begin;
+            return;
+        }
+        *end += (PyArray_DIM(array, d) - 1) * PyArray_STRIDE(array, d);
     }
-    return false;
+}
+
+/* Name of an input, or of an output before this one, that shares memory with the array; NULL if none does. */
+static const char *
+overlapped(const qr_op_call *c, PyArrayObject *array)
+{
+    const char *begin, *end, *from, *to;
+
+    extent(array, &begin, &end);
+    for (int i = 0; begin < end && i < c->op->signature.params; i++) {
+        if (c->held[i] == NULL)
+            continue;
+        extent((PyArrayObject *)c->held[i], &from, &to);
+        if (from < end && begin < to && from < to)
+            return c->op->signature.param[i].name;
+    }
+    return NULL;
 }
 
 /* An array the caller wants the result in: it must be exactly what would have been allocated. */
@@ -50,8 +67,9 @@ take_buffer(qr_op_call *c, int i, const qr_array *want)
             &c->error, QR_BAD_INPUT,
             "%s: the array given for %s cannot be written in place\n    expected writeable, aligned, contiguous", name,
             p->name);
-    if (overlaps_an_input(c, array))
-        return qr_fail(&c->error, QR_BAD_INPUT, "%s: the array given for %s overlaps an input", name, p->name);
+    const char *other = overlapped(c, array);
+    if (other != NULL)
+        return qr_fail(&c->error, QR_BAD_INPUT, "%s: the array given for %s overlaps %s", name, p->name, other);
     c->held[i] = Py_NewRef(array);
     return 0;
 }
@@ -67,6 +85,11 @@ qr_make_outputs(qr_op_call *c)
         qr_array *a = &c->call.array[p->slot];
         const bool buffer = c->given[i] != NULL && PyArray_Check(c->given[i]);
         int wanted = !p->optional;
+        if (!p->optional && !buffer && c->given[i] != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s: '%s' has to be an array, not %.100s\n    expected %s", s->name, p->name,
+                         Py_TYPE(c->given[i])->tp_name, qr_op_text(c->op));
+            return -1;
+        }
         if (p->optional && !buffer && c->given[i] != NULL && (wanted = PyObject_IsTrue(c->given[i])) < 0)
             return -1;
         if (!wanted && !buffer)

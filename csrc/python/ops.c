@@ -28,7 +28,7 @@ run(qr_op_call *c)
     const qr_op *op = qr_ops(c->state->level)[c->op->index];
     int64_t touched = 0;
 
-    for (int i = 0; i < c->op->signature.arrays; i++)
+    for (int i = 0; i < c->op->signature.arrays && touched < KEEP_GIL_BELOW; i++)
         if (c->call.array[i].data != NULL)
             touched += qr_elements(&c->call.array[i]);
     PyThreadState *thread = touched < KEEP_GIL_BELOW ? NULL : PyEval_SaveThread();
