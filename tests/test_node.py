@@ -380,3 +380,62 @@ def test_making_and_dropping_trees_leaks_nothing():
     finally:
         tracemalloc.stop()
     assert after - before < 10_008 * 2, "less than a quarter of a pointer for each module"
+
+
+# ---- what only a contrived caller does
+
+
+def test_a_name_that_is_no_string_is_refused():
+    m = Echo()
+    for call in (
+        lambda: _C.Module.__getattribute__(m, 5),
+        lambda: _C.Module.__setattr__(m, 5, Echo()),
+        lambda: _C.Module.__setattr__(m, 5, 1),
+        lambda: _C.Module.__delattr__(m, 5),
+    ):
+        with pytest.raises(TypeError, match="attribute name must be string, not 'int'"):
+            call()
+    assert not m._modules
+
+
+@pytest.mark.parametrize("kind", [_C.Module, Echo])
+def test_a_module_that_is_its_own_forward_ends_in_a_recursion_error(kind):
+    m = kind()
+    m.__dict__["forward"] = m
+    with pytest.raises(RecursionError):
+        m()
+    m.__dict__["forward"] = lambda x: x
+    assert m(3) == 3
+
+
+def test_a_dict_may_be_replaced_while_it_is_searched():
+    """A key that is no string, of the same hash, is compared by its own code"""
+
+    class Key:
+        def __init__(self, name, m):
+            self.hash, self.module = hash(name), m
+
+        def __hash__(self):
+            return self.hash
+
+        def __eq__(self, other):
+            self.module.__dict__ = {}
+            return False
+
+    for name, use in (("forward", lambda m: m(1)), ("missing", lambda m: getattr(m, "missing", None))):
+        m = Echo()
+        m.__dict__ = {Key(name, m): 1}
+        use(m)
+        assert m.__dict__ == {}
+
+
+def test_a_note_with_a_lone_surrogate_does_no_harm():
+    class Broken(Module):
+        def forward(self):
+            error = ValueError("mine")
+            error.__notes__ = ["\ud800"]
+            raise error
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        Broken()()
+    assert caught.value.__notes__[0] == "\ud800" and caught.value.__notes__[1].startswith("in module Broken")

@@ -21,13 +21,13 @@ call_method(Node *self, PyObject *name, PyObject *const *args, size_t nargsf, Py
     const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
     const Py_ssize_t total = nargs + (kwnames != NULL ? PyTuple_GET_SIZE(kwnames) : 0);
     PyObject *on_stack[ARGS_ON_STACK + 1], **stack = on_stack;
-    PyObject *method = _PyType_Lookup(Py_TYPE(self), name); /* borrowed */
-    PyObject *result = NULL;
-    const int own = self->dict != NULL ? PyDict_Contains(self->dict, name) : 0; /* someone set m.forward = f */
+    PyObject *own = NULL, *method = NULL, *result = NULL;
 
-    if (own < 0)
+    if (qr_node_find(self->dict, name, &own) < 0) /* someone set m.forward = f */
         return NULL;
-    if (own || method == NULL || !PyType_HasFeature(Py_TYPE(method), Py_TPFLAGS_METHOD_DESCRIPTOR)) {
+    method = _PyType_Lookup(Py_TYPE(self), name); /* borrowed; nothing runs between here and holding it */
+    if (own != NULL || method == NULL || !PyType_HasFeature(Py_TYPE(method), Py_TPFLAGS_METHOD_DESCRIPTOR)) {
+        Py_XDECREF(own);
         method = PyObject_GetAttr((PyObject *)self, name); /* new */
         if (method != NULL)
             result = PyObject_Vectorcall(method, args, nargsf, kwnames);
@@ -67,7 +67,9 @@ noted(PyObject *notes)
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(notes); i++) {
         PyObject *note = PyList_GET_ITEM(notes, i); /* borrowed */
         const char *text = PyUnicode_Check(note) ? PyUnicode_AsUTF8(note) : "";
-        if (text != NULL && strncmp(text, "in module ", 10) == 0)
+        if (text == NULL)
+            PyErr_Clear(); /* a lone surrogate */
+        else if (strncmp(text, "in module ", 10) == 0)
             return true;
     }
     return false;
@@ -137,8 +139,13 @@ node_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kw
     const qr_state *state = self->state;
     const bool hooked = filled(self->table[FORWARD_HOOKS]) || filled(self->table[FORWARD_PRE_HOOKS]) ||
                         filled(state->global_forward_hooks) || filled(state->global_forward_pre_hooks);
-    PyObject *result = call_method(self, hooked ? state->call_hooked : state->forward, args, nargsf, kwnames);
+    PyObject *result = NULL;
 
+    /* A module that is its own forward would go round in C, where no frame is counted. */
+    if (Py_EnterRecursiveCall(" while calling a module") == 0) {
+        result = call_method(self, hooked ? state->call_hooked : state->forward, args, nargsf, kwnames);
+        Py_LeaveRecursiveCall();
+    }
     if (result == NULL)
         note_path(self);
     return result;

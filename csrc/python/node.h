@@ -29,6 +29,9 @@ typedef struct Node {
 } Node;
 
 extern PyGetSetDef qr_node_getset[];
+
+/* dict[name] as a new reference, NULL where there is none (or no dict); 0, or -1 with an exception set. */
+int qr_node_find(PyObject *dict, PyObject *name, PyObject **found);
 PyObject *qr_node_getattro(PyObject *self, PyObject *name);
 int qr_node_setattro(PyObject *self, PyObject *name, PyObject *value);
 

@@ -21,23 +21,47 @@ raise_no_attribute(Node *self, PyObject *name)
     return NULL;
 }
 
+/* Only a call through the slot itself, Module.__getattribute__(m, 5), gets here with another name. */
+static int
+check_name(PyObject *name)
+{
+    if (PyUnicode_Check(name))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "attribute name must be string, not '%.200s'", Py_TYPE(name)->tp_name);
+    return -1;
+}
+
+int
+qr_node_find(PyObject *dict, PyObject *name, PyObject **found)
+{
+    *found = NULL;
+    if (dict == NULL)
+        return 0;
+    Py_INCREF(dict); /* comparing with a key that is no string runs its code, which may drop the dict */
+    *found = Py_XNewRef(PyDict_GetItemWithError(dict, name));
+    Py_DECREF(dict);
+    return *found == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
 PyObject *
 qr_node_getattro(PyObject *op, PyObject *name)
 {
     Node *self = (Node *)op;
-    PyObject *found = NULL; /* borrowed throughout */
+    PyObject *found = NULL; /* new */
+
+    if (check_name(name) < 0)
+        return NULL;
 
     /* The class is asked through its method cache before anything can raise, so that reading a child or a weight does
      * not pay for an exception. The order is the ordinary one: class, instance, then what is registered. */
     if (_PyType_Lookup(Py_TYPE(op), name) != NULL)
         return PyObject_GenericGetAttr(op, name);
-    if (self->dict != NULL)
-        found = PyDict_GetItemWithError(self->dict, name);
-    for (int i = 0; i < REGISTRIES && found == NULL && self->table[i] != NULL; i++)
-        found = PyDict_GetItemWithError(self->table[i], name);
-    if (found != NULL)
-        return Py_NewRef(found);
-    return PyErr_Occurred() ? NULL : raise_no_attribute(self, name);
+    if (qr_node_find(self->dict, name, &found) < 0)
+        return NULL;
+    for (int i = 0; i < REGISTRIES && found == NULL; i++)
+        if (qr_node_find(self->table[i], name, &found) < 0)
+            return NULL;
+    return found != NULL ? found : raise_no_attribute(self, name);
 }
 
 /* Imported when first needed: this type exists before qwenref.parameter can be imported. Borrowed. */
@@ -130,6 +154,8 @@ qr_node_setattro(PyObject *op, PyObject *name, PyObject *value)
     PyTypeObject *parameter = NULL; /* borrowed */
     int found = 0;
 
+    if (check_name(name) < 0)
+        return -1;
     if (value == NULL)
         return node_delattr(self, name);
     parameter = parameter_type(self->state);
@@ -184,8 +210,13 @@ table_get(PyObject *op, void *closure)
                      what[index]);
         return NULL;
     }
-    if (self->table[index] == NULL)
-        self->table[index] = new_table(self, index);
+    if (self->table[index] == NULL) {
+        PyObject *table = new_table(self, index);
+        if (self->table[index] == NULL)
+            self->table[index] = table;
+        else /* a collection ran meanwhile, and in it someone who asked for the same */
+            Py_XDECREF(table);
+    }
     return Py_XNewRef(self->table[index]);
 }
 
