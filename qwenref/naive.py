@@ -361,22 +361,25 @@ def causal_conv1d(x, w, window=None, step=None):
 
 @op(
     "gated_delta_rule(q[B,T,G,K], k[B,T,G,K], v[B,T,H,V], g[B,T,H], beta[B,T,H], state[B,H,K,V]?, step[B,T]:i?, scale)"
-    " -> o[B,T,H,V], final[B,H,K,V]?"
+    " -> o[B,T,H,V], final[B,H,K,V]?, recalled[B,T,H,V]?, written[B,T,H,V]?"
 )
 def gated_delta_rule(q, k, v, g, beta, state=None, step=None, scale=1):
-    """Token by token:  S *= exp(g);  u = (v - k^T S) beta;  S += k u^T;  o = (q scale)^T S"""
+    """Token by token:  S *= exp(g);  u = (v - k^T S) beta;  S += k u^T;  o = (q scale)^T S
+
+    By the way: recalled = k^T S, what S holds under k; written = u."""
     B, T, H, V = v.shape
     q, k = _per_head("gated_delta_rule", q, H, 2) * scale, _per_head("gated_delta_rule", k, H, 2)
     S = np.zeros((B, H, q.shape[3], V)) if state is None else state
-    o = np.zeros(v.shape)
+    o, recalled, written = (np.zeros(v.shape) for _ in range(3))
     for b, t, restart in _steps("gated_delta_rule", step, B, T):
         if restart:
             S[b] = 0
         S[b] *= np.exp(g[b, t])[:, None, None]
-        u = (v[b, t] - np.einsum("hk,hkv->hv", k[b, t], S[b])) * beta[b, t][:, None]
+        recalled[b, t] = np.einsum("hk,hkv->hv", k[b, t], S[b])
+        written[b, t] = u = (v[b, t] - recalled[b, t]) * beta[b, t][:, None]
         S[b] += k[b, t][:, :, None] * u[:, None, :]
         o[b, t] = np.einsum("hk,hkv->hv", q[b, t], S[b])
-    return o, S
+    return o, S, recalled, written
 
 
 # The same rule in two other forms, which only tests and explanations use. In both, per head and with time as rows:

@@ -148,7 +148,7 @@ def bound_causal_conv1d(y, next, x, w, window=None, step=None):
     return w.shape[-1] * U * naive.causal_conv1d(abs(x), abs(w), window, step) + TINY, 0 * next
 
 
-def bound_gated_delta_rule(y, final, q, k, v, g, beta, state=None, step=None, scale=1):
+def bound_gated_delta_rule(y, final, recalled, written, q, k, v, g, beta, state=None, step=None, scale=1):
     """Running error of every column of S, as its length E over K. A step maps an old error by (I - beta k k^T) e^g,
     which never lengthens it for |k| <= 1 and 0 <= beta <= 1, and adds what its own roundings leave:
     e^g S (exp, one product), u (a sum over K, difference, product, times |k|), the product k u and the sum."""
@@ -158,7 +158,7 @@ def bound_gated_delta_rule(y, final, q, k, v, g, beta, state=None, step=None, sc
     q, k = np.repeat(q, H // q.shape[2], 2) * scale, np.repeat(k, H // k.shape[2], 2)
     S = np.zeros((B, H, K, V)) if state is None else f64(state)[0]
     length = lambda a, axis: np.sqrt((a * a).sum(axis))  # noqa: E731
-    E, of_y = np.zeros((B, H, V)), np.zeros(y.shape)
+    E, of_y, of_recalled, of_written = np.zeros((B, H, V)), *(np.zeros(y.shape) for _ in range(3))
     for b, t in np.ndindex(B, T):
         code = 1 if step is None else step[b, t]
         if code == 0:
@@ -174,10 +174,12 @@ def bound_gated_delta_rule(y, final, q, k, v, g, beta, state=None, step=None, sc
         before = (FUNCTION + U) * length(S[b], 1)
         S[b] += k[b, t][:, :, None] * u[:, None, :]
         k_length = length(k[b, t], -1)[:, None]
+        of_recalled[b, t] = k_length * (E[b] + before) + (K + 1) * U * r_sum
+        of_written[b, t] = beta[b, t][:, None] * (of_recalled[b, t] + 2 * U * abs(v[b, t] - r))
         E[b] += before + k_length * (of_u + U * abs(u)) + U * length(S[b], 1)
         of_y[b, t] = length(q[b, t], -1)[:, None] * E[b]
         of_y[b, t] += (K + 3) * U * np.einsum("hk,hkv->hv", abs(q[b, t]), abs(S[b]))
-    return of_y, np.broadcast_to(E[:, :, None], final.shape)
+    return of_y, np.broadcast_to(E[:, :, None], final.shape), of_recalled, of_written
 
 
 # ---------------------------------------------------------------------------------------------- one row per op

@@ -4,7 +4,7 @@
 enum { DELTA_BLOCK = 32 }; /* value columns that run through the whole prompt together, contiguous and in L1 */
 
 typedef struct delta_task {
-    float *o, *final, *block, *query; /* block[threads,K,32], query[threads,K] */
+    float *o, *final, *recalled, *written, *block, *query; /* block[threads,K,32], query[threads,K] */
     const float *q, *k, *v, *g, *beta, *state;
     const int64_t *step;
     int64_t T, G, H, K, V, blocks;
@@ -27,8 +27,8 @@ QR_INLINE lanes delta_write(lanes sum, float *S, float q, float k, lanes u, lane
     return lanes_fma(lanes_set(q), s, sum);
 }
 
-static void delta_token(float *o, float *S, const float *q, const float *k, const float *v, int64_t K, float exp_g,
-                        float beta)
+static void delta_token(float *o, float *recalled, float *written, float *S, const float *q, const float *k,
+                        const float *v, int64_t K, float exp_g, float beta)
 {
     enum { ROW = DELTA_BLOCK };
     const lanes decay = lanes_set(exp_g);
@@ -49,6 +49,8 @@ static void delta_token(float *o, float *S, const float *q, const float *k, cons
 
     const lanes read = lanes_add(lanes_add(s0, s1), lanes_add(s2, s3));
     const lanes u = lanes_mul(lanes_sub(lanes_load(v), read), lanes_set(beta));
+    lanes_store(recalled, read);
+    lanes_store(written, u);
 
     s0 = s1 = s2 = s3 = lanes_set(0);
     for (i = 0; i + 4 <= K; i += 4) {
@@ -73,28 +75,36 @@ static void delta_block(const delta_task *task, int64_t b, int64_t h, int64_t bl
     const int64_t at = (b * H + h) * K * V + c0, group = h / (H / G);
     const size_t bytes = (size_t)width * sizeof(float), all = (size_t)(K * DELTA_BLOCK) * sizeof(float);
     float *const S = task->block + thread * K * DELTA_BLOCK, *const scaled = task->query + thread * K;
-    float v[DELTA_BLOCK] = {0}, o[DELTA_BLOCK];
+    float v[DELTA_BLOCK] = {0}, o[DELTA_BLOCK], recalled[DELTA_BLOCK], written[DELTA_BLOCK];
 
     memset(S, 0, all);
     for (int64_t i = 0; task->state != NULL && i < K; i++)
         memcpy(S + i * DELTA_BLOCK, task->state + at + i * V, bytes);
     for (int64_t t = 0; t < T; t++) {
         const int64_t token = b * T + t, code = task->step != NULL ? task->step[token] : STEP_ADVANCE;
-        float *const out = task->o + (token * H + h) * V + c0;
+        const int64_t place = (token * H + h) * V + c0;
         if (code == STEP_SKIP) {
-            memset(out, 0, bytes);
+            memset(task->o + place, 0, bytes);
+            if (task->recalled != NULL)
+                memset(task->recalled + place, 0, bytes);
+            if (task->written != NULL)
+                memset(task->written + place, 0, bytes);
             continue;
         }
         if (code == STEP_RESTART)
             memset(S, 0, all);
-        memcpy(v, task->v + (token * H + h) * V + c0, bytes);
+        memcpy(v, task->v + place, bytes);
         const float *const q = task->q + (token * G + group) * K, *const k = task->k + (token * G + group) * K;
         const float exp_g = qr_exp(task->g[token * H + h]), beta = task->beta[token * H + h];
         for (int64_t i = 0; i < K; i++)
             scaled[i] = q[i] * task->scale;
         for (int64_t c = 0; c < width; c += LANES)
-            delta_token(o + c, S + c, scaled, k, v + c, K, exp_g, beta);
-        memcpy(out, o, bytes);
+            delta_token(o + c, recalled + c, written + c, S + c, scaled, k, v + c, K, exp_g, beta);
+        memcpy(task->o + place, o, bytes);
+        if (task->recalled != NULL)
+            memcpy(task->recalled + place, recalled, bytes);
+        if (task->written != NULL)
+            memcpy(task->written + place, written, bytes);
     }
     for (int64_t i = 0; task->final != NULL && i < K; i++)
         memcpy(task->final + at + i * V, S + i * DELTA_BLOCK, bytes);
@@ -109,14 +119,18 @@ static void delta_blocks(void *context, int64_t begin, int64_t end, int thread)
 
 QR_OP(gated_delta_rule,
       "gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?, "
-      "step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, _block[#,K,32]:f, _query[#,K]:f",
-      "per token: S *= exp(g), u = (v - k^T S) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first")
+      "step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, recalled[B,T,H,V]:f?, written[B,T,H,V]:f?, "
+      "_block[#,K,32]:f, _query[#,K]:f",
+      "per token: S *= exp(g), recalled = k^T S, written = u = (v - recalled) beta, S += k u^T, o = (q scale)^T S; "
+      "step 0 skips, 2 zeroes S first")
 {
     const int64_t B = DIM('B'), T = DIM('T'), G = DIM('G'), H = DIM('H'), K = DIM('K'), V = DIM('V');
     delta_task task = {.o = OUT(0),
                        .final = OUT(1),
-                       .block = OUT(2),
-                       .query = OUT(3),
+                       .recalled = OUT(2),
+                       .written = OUT(3),
+                       .block = OUT(4),
+                       .query = OUT(5),
                        .q = IN(0),
                        .k = IN(1),
                        .v = IN(2),
