@@ -9,7 +9,10 @@ from qwenref import ops
 from qwenref._C import get_num_threads, set_num_threads
 from qwenref._version import __version__
 from qwenref.cache import Cache
+from qwenref.capture import capture, trace
+from qwenref.editing import edit
 from qwenref.errors import (
+    BudgetExceeded,
     CapabilityMissing,
     CheckpointError,
     ConfigError,
@@ -22,6 +25,7 @@ from qwenref.errors import (
     QwenrefWarning,
     ShapeError,
     TemplateError,
+    UnknownName,
     Unreachable,
 )
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding, SiLUActivation
@@ -59,6 +63,7 @@ def render(model, messages, **options):
 __all__ = [
     "MLP",
     "Attention",
+    "BudgetExceeded",
     "Cache",
     "CapabilityMissing",
     "CheckpointError",
@@ -88,9 +93,12 @@ __all__ = [
     "SiLUActivation",
     "TemplateError",
     "TextModel",
+    "UnknownName",
     "Unreachable",
     "__version__",
     "cache_size",
+    "capture",
+    "edit",
     "from_config",
     "from_pretrained",
     "get_num_threads",
@@ -101,4 +109,5 @@ __all__ = [
     "render",
     "set_num_threads",
     "show_config",
+    "trace",
 ]

@@ -80,6 +80,19 @@ class Unreachable(QwenrefError, ConnectionError):
     code = "unreachable"
 
 
+class UnknownName(QwenrefError, KeyError):
+    """A name or pattern that stands for nothing in this model or capture."""
+
+    code = "name"
+    __str__ = Exception.__str__  # KeyError would show the message quoted, on one line
+
+
+class BudgetExceeded(QwenrefError, MemoryError):
+    """A capture that would hold more bytes than it was allowed; raised before anything is stored."""
+
+    code = "budget"
+
+
 class QwenrefWarning(UserWarning):
     """Something to know about that did not stop the work."""
 

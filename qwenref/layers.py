@@ -14,8 +14,11 @@ from qwenref.parameter import Parameter
 class Linear(Module):
     """y = x W^T + b.  x [*, in_features] float32 -> [*, out_features] float32; weight [out_features, in_features]."""
 
+    output_dims = "B, T, out"
+
     def __init__(self, in_features, out_features, bias=False, dtype="bfloat16"):
         super().__init__()
+        self.sizes = {"out": out_features}
         self.in_features, self.out_features = in_features, out_features
         self.weight = Parameter.meta((out_features, in_features), dtype)
         self.register_parameter("bias", Parameter.meta((out_features,), dtype) if bias else None)
@@ -30,8 +33,11 @@ class Linear(Module):
 class Embedding(Module):
     """Rows of a table.  ids [*] int64 -> [*, embedding_dim] float32; weight [num_embeddings, embedding_dim]."""
 
+    output_dims = "B, T, H"
+
     def __init__(self, num_embeddings, embedding_dim, dtype="bfloat16"):
         super().__init__()
+        self.sizes = {"H": embedding_dim}
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.weight = Parameter.meta((num_embeddings, embedding_dim), dtype)
 
@@ -43,10 +49,15 @@ class Embedding(Module):
 
 
 class RMSNorm(Module):
-    """y = x / rms(x) * (1 + weight), over the last dimension.  weight [dim] is centred on zero and stays so."""
+    """y = x / rms(x) * (1 + weight), over the last dimension.  weight [dim] is centred on zero and stays so.
 
-    def __init__(self, dim, eps=1e-6, dtype="bfloat16"):
+    `heads` is the (letter, number) of heads that are normed side by side, for displays.
+    """
+
+    def __init__(self, dim, eps=1e-6, dtype="bfloat16", heads=None):
         super().__init__()
+        self.output_dims = f"B, T, {heads[0]}, D" if heads else "B, T, H"
+        self.sizes = {heads[0]: heads[1], "D": dim} if heads else {"H": dim}
         self.eps = eps
         self.weight = Parameter.meta((dim,), dtype)
 
@@ -58,10 +69,16 @@ class RMSNorm(Module):
 
 
 class RMSNormGated(Module):
-    """y = weight * (x / rms(x)) * silu(gate): norm first, then gate.  weight [dim] is centred on one."""
+    """y = weight * (x / rms(x)) * silu(gate): norm first, then gate.  weight [dim] is centred on one.
 
-    def __init__(self, dim, eps=1e-6, dtype="bfloat16"):
+    It is called with the tokens and heads of a layer flattened: [B*T*heads, dim].
+    """
+
+    output_dims = "B, T, V-head, D"
+
+    def __init__(self, dim, eps=1e-6, dtype="bfloat16", heads=1):
         super().__init__()
+        self.sizes = {"V-head": heads, "D": dim}
         self.variance_epsilon = eps
         self.weight = Parameter.meta((dim,), dtype)
 
@@ -77,8 +94,11 @@ class Conv1d(Module):
     the output and the window after the last token.
     """
 
+    output_dims = "B, T, C"
+
     def __init__(self, channels, width, dtype="bfloat16"):
         super().__init__()
+        self.sizes = {"C": channels}
         self.channels, self.width = channels, width
         self.weight = Parameter.meta((channels, 1, width), dtype)
 
@@ -95,6 +115,12 @@ class Conv1d(Module):
 class SiLUActivation(Module):
     """y = x * sigmoid(x), element by element."""
 
+    output_dims = "B, T, I"
+
+    def __init__(self, width=None):
+        super().__init__()
+        self.sizes = {} if width is None else {"I": width}
+
     def forward(self, input):
         return ops.silu(input)
 
@@ -106,8 +132,11 @@ class RotaryEmbedding(Module):
     are formed in float64 and their cosines rounded once, so position 262,143 is as exact as position 1.
     """
 
+    output_dims = "B, T, F"
+
     def __init__(self, config):
         super().__init__()
+        self.sizes = {"F": len(config.mrope_axes)}
         self.axes = np.array(config.mrope_axes, dtype=np.int64)
         index = np.arange(len(self.axes), dtype=np.int64)
         frequencies = ops.rope_frequencies(index, config.rope_theta, config.rotary_dim)
@@ -118,15 +147,19 @@ class RotaryEmbedding(Module):
 
 
 class MLP(Module):
-    """down(silu(gate(x)) * up(x)), no bias.  [*, H] -> [*, H], inner width I.  Sites: gate, up, hidden [*, I]."""
+    """down(silu(gate(x)) * up(x)), no bias.  [*, H] -> [*, H], inner width I."""
+
+    SITES = {"gate": "B, T, I", "up": "B, T, I", "hidden": "B, T, I"}
+    output_dims = "B, T, H"
 
     def __init__(self, config, dtype="bfloat16"):
         super().__init__()
         H, inner = config.hidden_size, config.intermediate_size
+        self.sizes = {"H": H, "I": inner}
         self.gate_proj = Linear(H, inner, dtype=dtype)
         self.up_proj = Linear(H, inner, dtype=dtype)
         self.down_proj = Linear(inner, H, dtype=dtype)
-        self.act_fn = SiLUActivation()
+        self.act_fn = SiLUActivation(inner)
 
     def forward(self, x):
         gate = self.site("gate", self.gate_proj(x))

@@ -7,6 +7,7 @@ Storage, attribute lookup and the call without hooks are C (`_C.Module`); a modu
 import itertools
 import operator
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
@@ -26,6 +27,9 @@ __all__ = [
     "register_module_forward_hook",
     "register_module_forward_pre_hook",
 ]
+
+# Which tree a module was named in last; a fact about the process, so copies and pickles of a module do not carry it.
+_roots = weakref.WeakKeyDictionary()
 
 # Attributes that live in C beside __dict__. The registries come first; the others exist only when used.
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -181,11 +185,35 @@ class Module(_C.Module):
 
     register_module = add_module
 
+    # What a class says of its values, for captures and displays: dimensions of interior values by name, dimensions of
+    # what it returns, and the sizes of the letters that belong to it.
+    SITES = {}
+    output_dims = "*"
+    sizes = {}
+
+    def wants(self, name):
+        """Whether somebody watches the interior value `name`: one that costs extra is made only then."""
+        chain = _C.sites_var.get()
+        return chain is not None and chain.wants(self, name)
+
+    def sites(self):
+        """Every name below this module that can be captured or edited, with its symbolic shape."""
+        from qwenref.sites import table
+
+        return table(self)
+
     def name_tree(self):
         """Tell every module its path below this one, for messages; the first of several paths wins."""
         for name, module in self.named_modules():
             module._path = name
+            _roots[module] = weakref.ref(self)
         return self
+
+    @property
+    def root(self):
+        """The module whose tree this one was named in; None if it stands alone."""
+        known = _roots.get(self)
+        return None if known is None else known()
 
     # ---- walks
 

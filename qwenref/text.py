@@ -4,13 +4,19 @@ Letters: B batch, T new tokens, S keys seen, H hidden; attention has Q query hea
 DeltaNet G key heads of K channels and V value heads of D channels.  Every forward reads like the formula it computes.
 """
 
+import numpy as np
+
 from qwenref import ops
 from qwenref.inputs import hidden_or_ids
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding
 from qwenref.module import Module, ModuleList
 from qwenref.outputs import ModelOutput
 from qwenref.parameter import Parameter
-from qwenref.step import Step
+from qwenref.sites import chain
+from qwenref.step import OpensSteps, Step
+
+# Sites of a DeltaNet layer that the op computes on the side -> the output of the op that holds them.
+_BY_PRODUCTS = {"delta_read": "recalled", "delta_write": "written"}
 
 
 class Attention(Module):
@@ -19,8 +25,21 @@ class Attention(Module):
     [B, T, H] -> ([B, T, H], attention weights [B, Q, T, S]: None inside a model that was not asked for them).
     `q_proj` holds query and gate of each head side by side: rows of a head are D of query, then D of gate.
     Called alone it starts at position 0, or behind the tokens of the `cache` it is given, which it does not change.
-    Sites: q, k, v, gate, q_rot, k_rot, attn_weights, context, gated.
     """
+
+    SITES = {
+        "q": "B, T, Q-head, D",
+        "gate": "B, T, Q-head, D",
+        "k": "B, T, K-head, D",
+        "v": "B, T, K-head, D",
+        "q_rot": "B, T, Q-head, D",
+        "k_rot": "B, T, K-head, D",
+        "scores": "B, Q-head, T, S",
+        "attn_weights": "B, Q-head, T, S",
+        "context": "B, T, Q-head, D",
+        "gated": "B, T, Q-head, D",
+    }
+    output_dims = "B, T, H"
 
     def __init__(self, config, layer_idx, dtype="bfloat16"):
         super().__init__()
@@ -32,12 +51,13 @@ class Attention(Module):
         )
         self.scaling = self.head_dim**-0.5
         H, Q, K, D, bias = config.hidden_size, self.heads, self.kv_heads, self.head_dim, config.attention_bias
+        self.sizes = {"H": H, "Q-head": Q, "K-head": K, "D": D}
         self.q_proj = Linear(H, Q * D * 2, bias=bias, dtype=dtype)
         self.k_proj = Linear(H, K * D, bias=bias, dtype=dtype)
         self.v_proj = Linear(H, K * D, bias=bias, dtype=dtype)
         self.o_proj = Linear(Q * D, H, bias=bias, dtype=dtype)
-        self.q_norm = RMSNorm(D, config.rms_norm_eps, dtype)
-        self.k_norm = RMSNorm(D, config.rms_norm_eps, dtype)
+        self.q_norm = RMSNorm(D, config.rms_norm_eps, dtype, ("Q-head", Q))
+        self.k_norm = RMSNorm(D, config.rms_norm_eps, dtype, ("K-head", K))
 
     def forward(
         self,
@@ -64,11 +84,53 @@ class Attention(Module):
         q_rot = self.site("q_rot", ops.rope(q, cos, sin))
         k_rot = self.site("k_rot", ops.rope(k, cos, sin))
         keys, values = step.append(self.layer_idx, k_rot, v)
-        attended = ops.attention(q_rot, keys, values, step.begin, step.end, self.scaling, p=step.keeps_attentions)
+        attended = self._attend(q_rot, keys, values, step)
         context, weights = step.with_attentions(self.layer_idx, attended)
-        context = self.site("context", context.reshape(B, T, Q * D))
-        gated = self.site("gated", ops.sigmoid_mul(context, gate.reshape(B, T, Q * D)))
-        return self.o_proj(gated), weights
+        gated = self.site("gated", ops.sigmoid_mul(self.site("context", context), gate))
+        return self.o_proj(gated.reshape(B, T, Q * D)), weights
+
+    def _attend(self, q, k, v, step):
+        """Context [B, T, Q, D], with the weights behind it where somebody keeps them.
+
+        Scores and weights are separate values only when they are watched; the parts have the bits of the whole.
+        """
+        if not (self.wants("scores") or self.wants("attn_weights")):
+            return ops.attention(q, k, v, step.begin, step.end, self.scaling, p=step.keeps_attentions)
+        scores = self.site("scores", ops.attention_scores(q, k, step.begin, step.end, self.scaling))
+        weights = self.site("attn_weights", ops.attention_softmax(scores, step.begin, step.end))
+        context = ops.attention_mix(weights, v, step.begin, step.end)
+        return (context, weights) if step.keeps_attentions else context
+
+    # Weights by head, as views: q_proj holds the query and the gate of each head side by side.
+
+    @property
+    def W_Q(self):
+        """Query weights [Q-head, D, H]; a view."""
+        return self._by_head(self.q_proj, self.heads, 2)[:, 0]
+
+    @property
+    def W_gate(self):
+        """Gate weights [Q-head, D, H]; a view."""
+        return self._by_head(self.q_proj, self.heads, 2)[:, 1]
+
+    @property
+    def W_K(self):
+        """Key weights [K-head, D, H]; a view."""
+        return self._by_head(self.k_proj, self.kv_heads, 1)[:, 0]
+
+    @property
+    def W_V(self):
+        """Value weights [K-head, D, H]; a view."""
+        return self._by_head(self.v_proj, self.kv_heads, 1)[:, 0]
+
+    @property
+    def W_O(self):
+        """Output weights [Q-head, H, D]; a view: the layer adds W_O[h] @ gated[h] for every head."""
+        weight = self.o_proj.weight.view(np.ndarray)
+        return weight.reshape(-1, self.heads, self.head_dim).transpose(1, 0, 2)
+
+    def _by_head(self, linear, heads, parts):
+        return linear.weight.view(np.ndarray).reshape(heads, parts, self.head_dim, -1)
 
 
 class GatedDeltaNet(Module):
@@ -76,8 +138,31 @@ class GatedDeltaNet(Module):
 
     Called alone it starts from zeros, or from the state of the `cache` it is given, which it does not change.
     Per token and head: S *= exp(g); u = (v - k^T S) beta; S += k u^T; o = q^T S.  The state S [V, K, D] is float32.
-    Sites: mixed_qkv, z, b, a, conv_out, q, k, v, beta, g, core, normed.
+    `state` is S after the last token, `state@t` after the token in column t; `read` is o, `delta_read` is k^T S before
+    the write and `delta_write` is u.
     """
+
+    SITES = {
+        "mixed_qkv": "B, T, C",
+        "z": "B, T, V-head, D",
+        "b": "B, T, V-head",
+        "a": "B, T, V-head",
+        "conv_out": "B, T, C",
+        "q": "B, T, K-head, K",
+        "k": "B, T, K-head, K",
+        "v": "B, T, V-head, D",
+        "beta": "B, T, V-head",
+        "g": "B, T, V-head",
+        "delta_read": "B, T, V-head, D",
+        "delta_write": "B, T, V-head, D",
+        "state": "B, V-head, K, D",
+        "read": "B, T, V-head, D",
+        "core": "B, T, V",
+        "normed": "B, T, V",
+    }
+    # By-products of the recurrence, which has gone on by the time they are seen.
+    READ_ONLY = frozenset({"delta_read", "delta_write"})
+    output_dims = "B, T, H"
 
     def __init__(self, config, layer_idx, dtype="bfloat16"):
         super().__init__()
@@ -87,11 +172,15 @@ class GatedDeltaNet(Module):
         self.key_dim, self.value_dim, self.conv_dim = config.key_dim, config.value_dim, config.conv_dim
         self.scaling = self.head_k_dim**-0.5
         H, V = config.hidden_size, self.num_v_heads
+        self.sizes = {
+            "H": H, "C": self.conv_dim, "V": self.value_dim,
+            "K-head": self.num_k_heads, "V-head": V, "K": self.head_k_dim, "D": self.head_v_dim,
+        }  # fmt: skip
         self.dt_bias = Parameter.meta((V,), dtype)
         self.A_log = Parameter.meta((V,), dtype)
         self.act = config.hidden_act
         self.conv1d = Conv1d(self.conv_dim, config.linear_conv_kernel_dim, dtype)
-        self.norm = RMSNormGated(self.head_v_dim, config.rms_norm_eps, dtype)
+        self.norm = RMSNormGated(self.head_v_dim, config.rms_norm_eps, dtype, V)
         self.out_proj = Linear(self.value_dim, H, dtype=dtype)
         self.in_proj_qkv = Linear(H, self.conv_dim, dtype=dtype)
         self.in_proj_z = Linear(H, self.value_dim, dtype=dtype)
@@ -118,21 +207,94 @@ class GatedDeltaNet(Module):
         beta = self.site("beta", ops.sigmoid(b))
         g = self.site("g", ops.delta_decay(a, self.A_log, self.dt_bias))
 
-        core, state = ops.gated_delta_rule(q, k, v, g, beta, state, step.advance, self.scaling, final=True)
-        step.remember(self.layer_idx, window, state)
-        core = self.site("core", core)
+        read, state = self._recur(q, k, v, g, beta, state, step)
+        step.remember(self.layer_idx, window, self.site("state", state))
+        core = self.site("core", self.site("read", read).reshape(B, T, V * D))
         normed = self.norm(core.reshape(B * T * V, D), z.reshape(B * T * V, D)).reshape(B, T, V * D)
         return self.out_proj(self.site("normed", normed))
 
+    def _recur(self, q, k, v, g, beta, state, step):
+        """(o [B, T, V, D], state after the last token), in one go or in pieces that end where a state is watched.
+
+        A recurrence in pieces has the bits of the whole, so looking changes nothing.
+        """
+        T, first = v.shape[1], step.cache.mask.shape[1]
+        asked = [site for site in _BY_PRODUCTS if self.wants(site)]
+        extra = {_BY_PRODUCTS[site]: True for site in asked}
+        watching = chain()
+        watched = () if watching is None else watching.columns(self)
+        ends = [t + 1 for t in range(T) if watched == "all" or first + t in watched]
+        pieces, begin = [], 0
+        for end in dict.fromkeys((*ends, T)):
+            part = slice(begin, end)
+            advance = None if step.advance is None else step.advance[:, part]
+            tokens = (a[:, part] for a in (q, k, v, g, beta))
+            o, state, *more = ops.gated_delta_rule(*tokens, state, advance, self.scaling, final=True, **extra)
+            if end in ends:
+                state = self.site(f"state@{first + end - 1}", state)
+            pieces.append((o, *more))
+            begin = end
+        whole = pieces[0] if len(pieces) == 1 else [np.concatenate(p, axis=1) for p in zip(*pieces, strict=True)]
+        for site, value in zip(asked, whole[1:], strict=True):
+            self.site(site, value)
+        return whole[0], state
+
+    def token_map(self, ids_or_hidden):
+        """M float64 [B, V-head, T, T]: what token i reads is the sum of M[i, j] v[j] over the tokens j up to it.
+
+        Exact for a layer that starts from an empty state.  Takes hidden states [B, T, H] as the mixer gets them, or
+        token ids, which are run through the model up to this layer.
+        """
+        from qwenref.deltanet import token_map
+
+        return token_map(self, ids_or_hidden)
+
+    # Weights by head, as views of in_proj_qkv, which is [q | k | v] over the heads, and of in_proj_z.
+
+    @property
+    def W_q(self):
+        """Query weights [K-head, K, H]; a view."""
+        return self._rows(self.in_proj_qkv, 0, self.key_dim, self.num_k_heads)
+
+    @property
+    def W_k(self):
+        """Key weights [K-head, K, H]; a view."""
+        return self._rows(self.in_proj_qkv, self.key_dim, 2 * self.key_dim, self.num_k_heads)
+
+    @property
+    def W_v(self):
+        """Value weights [V-head, D, H]; a view."""
+        return self._rows(self.in_proj_qkv, 2 * self.key_dim, self.conv_dim, self.num_v_heads)
+
+    @property
+    def W_z(self):
+        """Gate weights [V-head, D, H]; a view."""
+        return self._rows(self.in_proj_z, 0, self.value_dim, self.num_v_heads)
+
+    @property
+    def W_O(self):
+        """Output weights [V-head, H, D]; a view."""
+        weight = self.out_proj.weight.view(np.ndarray)
+        return weight.reshape(-1, self.num_v_heads, self.head_v_dim).transpose(1, 0, 2)
+
+    @staticmethod
+    def _rows(linear, begin, end, heads):
+        weight = linear.weight.view(np.ndarray)[begin:end]
+        return weight.reshape(heads, (end - begin) // heads, -1)
+
 
 class DecoderLayer(Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)).  [B, T, H] -> [B, T, H].  Sites: resid_pre, resid_mid, resid_post.
+    """x + mixer(norm(x)), then x + mlp(norm(x)).  [B, T, H] -> [B, T, H].
 
     Called alone it starts at position 0, or behind the tokens of the `cache` it is given, which it does not change.
     """
 
+    SITES = {"resid_pre": "B, T, H", "resid_mid": "B, T, H", "resid_post": "B, T, H"}
+    output_dims = "B, T, H"
+
     def __init__(self, config, layer_idx, dtype="bfloat16"):
         super().__init__()
+        self.sizes = {"H": config.hidden_size}
         self.config, self.layer_idx = config, layer_idx
         self.layer_type = self.block_type = config.layer_types[layer_idx]
         if self.layer_type == "linear_attention":
@@ -171,11 +333,14 @@ class DecoderLayer(Module):
         return self.site("resid_post", ops.add(residual, self.mlp(self.post_attention_layernorm(residual))))
 
 
-class TextModel(Module):
+class TextModel(OpensSteps, Module):
     """Embedding, the layers, the final norm.  input_ids [B, T] -> last_hidden_state [B, T, H]."""
+
+    output_dims = "B, T, H"
 
     def __init__(self, config, dtype="bfloat16"):
         super().__init__()
+        self.sizes = {"H": config.hidden_size}
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
         self.layers = ModuleList(DecoderLayer(config, i, dtype) for i in range(config.num_hidden_layers))
@@ -198,7 +363,7 @@ class TextModel(Module):
         if hidden is None:
             hidden = self.embed_tokens(input_ids)
         B, T, _ = hidden.shape
-        with Step.start(cache, self.config, B, T, attention_mask, position_ids, sequence_ids) as step:
+        with Step.start(self, cache, self.config, B, T, attention_mask, position_ids, sequence_ids) as step:
             step.keep_attentions(output_attentions)
             position_embeddings = self.rotary_emb(hidden, step.positions)
             states, residuals = [], []
