@@ -270,11 +270,13 @@ def gated_delta_rule(
     *,
     o: _Array | None = None,
     final: Literal[False] | None = False,
+    recalled: Literal[False] | None = False,
+    written: Literal[False] | None = False,
 ) -> _Array:
     """gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
-        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
+        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, recalled[B,T,H,V]:f?, written[B,T,H,V]:f?
 
-    per token: S *= exp(g), u = (v - k^T S) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
+    per token: S *= exp(g), recalled = k^T S, written = u = (v - recalled) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
     """
 
 @overload
@@ -289,30 +291,12 @@ def gated_delta_rule(
     scale: float = 1,
     *,
     o: _Array | None = None,
-    final: Literal[True] | _Array,
-) -> tuple[_Array, _Array]:
-    """gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
-        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
-
-    per token: S *= exp(g), u = (v - k^T S) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
-    """
-
-@overload
-def gated_delta_rule(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    g: ArrayLike,
-    beta: ArrayLike,
-    state: ArrayLike | None = None,
-    step: ArrayLike | None = None,
-    scale: float = 1,
-    *,
-    o: _Array | None = None,
-    final: bool,
+    final: bool | _Array | None = False,
+    recalled: bool | _Array | None = False,
+    written: bool | _Array | None = False,
 ) -> Any:
     """gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
-        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
+        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, recalled[B,T,H,V]:f?, written[B,T,H,V]:f?
 
-    per token: S *= exp(g), u = (v - k^T S) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
+    per token: S *= exp(g), recalled = k^T S, written = u = (v - recalled) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
     """

@@ -34,10 +34,13 @@ def op_text(op):
     required = [name for name, _, optional in outputs if not optional and not name.startswith("_")]
     optional = [name for name, _, optional in outputs if optional]
     arrays = {name for name, bracket, _ in inputs if bracket}
-    if len(optional) > 1:
-        raise NotImplementedError(f"{op.__name__}: the overloads of {len(optional)} optional outputs")
     if not optional:
         return _function(op, arrays, {}, _returned(len(required)))
+    if len(optional) > 1:  # one overload per combination would say little more than this
+        none = dict.fromkeys(optional, "Literal[False] | None = False")
+        some = dict.fromkeys(optional, "bool | _Array | None = False")
+        ways = ((none, _returned(len(required))), (some, "Any"))
+        return "".join("\n@overload" + _function(op, arrays, asked, way) for asked, way in ways)
     (name,) = optional
     ways = {
         "Literal[False] | None = False": _returned(len(required)),
