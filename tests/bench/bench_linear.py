@@ -1,0 +1,103 @@
+"""The linear op on bf16 weights beside a plain read of the same bytes, the system's BLAS and torch, all in one run.
+
+python tests/bench/bench_linear.py [--threads 2]
+
+Contenders take turns on weights larger than the caches; every column is a median of ratios taken side by side, because
+an absolute figure means nothing on a shared machine.
+"""
+
+import argparse
+import threading
+import time
+from statistics import median
+
+import ml_dtypes
+import numpy as np
+
+import qwenref
+from qwenref import ops
+
+SHAPES = [(1024, 3584), (1024, 1024), (5120, 17408), (17408, 5120)]  # inner width, rows of W
+FEW = 16  # tokens up to which reading W decides; beyond, arithmetic does
+TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 512]
+POOL_BYTES = 192 << 20  # more than any last-level cache keeps
+TURNS, TURN_SECONDS = 5, 0.15
+
+
+def plain_read(pieces):
+    """Every byte once, on as many threads as there are pieces (NumPy drops the GIL in a reduction)."""
+    workers = [threading.Thread(target=np.bitwise_xor.reduce, args=(piece,)) for piece in pieces]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def seconds(run, repeats):
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def torch_linears(x, weights, threads):
+    """torch's linear in bf16 and in float32 over the same numbers, if torch is installed."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    torch.set_num_threads(threads)
+    tensors = [torch.from_numpy(w.view(np.int16)).view(torch.bfloat16) for w in weights]
+    x32 = torch.from_numpy(x)
+    x16, wide = x32.bfloat16(), tensors[0].float()
+
+    def bf16():
+        with torch.inference_mode():
+            for w in tensors:
+                torch.nn.functional.linear(x16, w)
+
+    def float32():
+        with torch.inference_mode():
+            for _ in tensors:
+                torch.nn.functional.linear(x32, wide)
+
+    return {"torch bf16": bf16, "torch f32": float32}
+
+
+def measure(inner, rows, tokens, threads, random):
+    copies = max(1, POOL_BYTES // (inner * rows * 2)) if tokens <= FEW else 1
+    shape = (rows, inner)
+    weights = [random.standard_normal(shape, dtype=np.float32).astype(ml_dtypes.bfloat16) for _ in range(copies)]
+    x = random.standard_normal((tokens, inner), dtype=np.float32)
+    pieces = np.array_split(np.concatenate([w.reshape(-1) for w in weights]).view(np.int64), threads)
+    contenders = {
+        "linear": lambda: [ops.linear(x, w) for w in weights],
+        "read": lambda: plain_read(pieces),
+        "BLAS": lambda: [ops.linear_blas(x, w) for w in weights],
+        **torch_linears(x, weights, threads),
+    }
+    repeats = {name: max(1, round(TURN_SECONDS / seconds(run, 1))) for name, run in contenders.items()}
+    turns = [{name: seconds(run, repeats[name]) for name, run in contenders.items()} for _ in range(TURNS)]
+    work = 2 * tokens * inner * rows * copies
+    ratios = {name: median(turn[name] / turn["linear"] for turn in turns) for name in contenders}
+    return work / median(turn["linear"] for turn in turns) * 1e-9, ratios
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--threads", type=int, default=qwenref.get_num_threads())
+    threads = parser.parse_args().threads
+    qwenref.set_num_threads(threads)
+    random = np.random.default_rng(0)
+    print(f"{threads} threads; read: share of a plain read; others: how many times as fast as they are")
+    print(f"{'I':>6} {'O':>6} {'tokens':>6} {'GF/s':>7} {'read':>6} {'BLAS':>6} {'torch bf16':>11} {'torch f32':>10}")
+    for inner, rows in SHAPES:
+        for tokens in TOKENS:
+            rate, ratios = measure(inner, rows, tokens, threads, random)
+            read = f"{ratios['read']:.2f}" if tokens <= FEW else ""
+            others = "".join(f" {ratios[name]:>10.2f}" for name in ("torch bf16", "torch f32") if name in ratios)
+            print(f"{inner:>6} {rows:>6} {tokens:>6} {rate:>7.1f} {read:>6} {ratios['BLAS']:>6.2f} {others}")
+
+
+if __name__ == "__main__":
+    main()
