@@ -60,8 +60,9 @@ def test_a_missing_name_is_a_key_error_that_names_the_near_ones(tmp_path):
         checkpoint.info("nothing.like.it.at.all")
     assert error.value.args[0] == "'nothing.like.it.at.all' is not one of the 3 tensors"
     for key in (3, None, ("a",), "\ud800"):
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError) as error:
             checkpoint[key]
+        assert error.value.args == (key,)
 
 
 def test_info_says_where_the_bytes_are(tmp_path):

@@ -377,3 +377,30 @@ def test_reading_and_refusing_leak_nothing():
     growth(300)  # the interpreter's own caches fill first
     # One object lost in each round would be 400; the caches still move by some tens.
     assert growth(400) < 200
+
+
+def test_replaced_types_and_a_replaced_json_do_no_harm(monkeypatch):
+    kind = _C.TextConfig
+    monkeypatch.setattr(_C, "TextConfig", int)
+    assert type(read(CONFIG_27B).text_config) is kind
+    for loads in (lambda text: [], lambda text: {"text_config": None}, lambda text: {}):
+        monkeypatch.setattr(json, "loads", loads)
+        with pytest.raises(TypeError, match="config.json: json.loads did not give the dict"):
+            _C.Config.from_json(TINY)
+
+
+def test_a_text_that_is_a_subclass_of_str_is_kept_as_plain_text():
+    """Its attributes could lead back to the config, in a circle the collector does not see"""
+
+    class Text(str):
+        pass
+
+    text, source = Text(TINY), Text("mine.json")
+    config = _C.Config.from_json(text, source)
+    assert type(config.to_json()) is str and type(config.source) is str and config.source == "mine.json"
+
+
+def test_a_key_that_is_a_tuple_is_named_whole():
+    with pytest.raises(KeyError) as caught:
+        read(CONFIG_27B)[1, 2]
+    assert caught.value.args == ((1, 2),)

@@ -1,6 +1,5 @@
 """config.json: everything that is refused, by the first line of its message."""
 
-
 import pytest
 from config_cases import FULL, SMALL, composite, read, rope, small
 
@@ -212,6 +211,7 @@ def test_several_faults_come_at_once():
         ("[]", "found JSON that is no object, expected an object of keys"),
         ('{"rms_norm_eps": NaN}', "line 1, column 18: found NaN}, expected a JSON value"),
         ('{"a": 1, "a": 2}', 'top level: found the key "a" twice, expected it once'),
+        ('{"a": 1%s}' % ("0" * 512), f"line 1, column 7: found 1{'0' * 22}, expected a number of fewer digits"),
         ('{"a": 1} junk', "line 1, column 10: found junk, expected a JSON value"),
         ('{"a": 1', "line 1, column 8: found the end of the text, expected well-formed JSON"),
         ("[" * 100000, "line 1, column 65: found [[[[[[[[[[[[[[[[[[[[[[[, expected less nesting"),

@@ -93,6 +93,8 @@ static int scan_number(scan *s)
             s->at++;
         good = digits(s);
     }
+    if (good && s->at - start > QR_JSON_MAX_NUMBER)
+        return syntax(s, start, "a number of fewer digits");
     return good ? 0 : syntax(s, start, "a JSON number");
 }
 

@@ -6,7 +6,11 @@
 
 #include <cjson/cJSON.h>
 
-enum { QR_JSON_MAX_DEPTH = 64, QR_JSON_MAX_BYTES = 16 << 20 };
+enum {
+    QR_JSON_MAX_DEPTH = 64,
+    QR_JSON_MAX_BYTES = 16 << 20,
+    QR_JSON_MAX_NUMBER = 512 /* characters: Python may refuse integers of 640 digits */
+};
 
 /* Parse `text`, of which text[length] must be 0: cJSON can read one byte past the length it is given.
  * Faults are of `kind` and name `source`, line and column. The caller owns *out (cJSON_Delete). */

@@ -77,8 +77,7 @@ raise_missing(PyObject *self, PyObject *key)
 
     if (asked == NULL) {
         PyErr_Clear();
-        PyErr_SetObject(PyExc_KeyError, key);
-        return NULL;
+        return qr_raise_key(key);
     }
     for (int64_t i = 0; i < files->tensors; i++)
         qr_near_consider(&near, asked, files->tensor[i]->name);

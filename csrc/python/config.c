@@ -43,14 +43,15 @@ free_config(PyObject *capsule)
     free(config);
 }
 
+/* `stored` is what json.loads made of the section: borrowed, or NULL where it made none. */
 static PyObject *
-new_object(PyObject *module, qr_config_part part, PyObject *capsule, PyObject *stored, PyObject *json, PyObject *source)
+new_object(qr_state *state, qr_config_part part, PyObject *capsule, PyObject *stored, PyObject *json, PyObject *source)
 {
-    static const char *const names[] = {"Config", "TextConfig", "VisionConfig"};
-    PyObject *type = PyObject_GetAttrString(module, names[part]);
-    config_object *self = type != NULL ? PyObject_GC_New(config_object, (PyTypeObject *)type) : NULL;
+    config_object *self = NULL;
 
-    Py_XDECREF(type); /* the object holds its own reference */
+    if (stored == NULL || !PyDict_Check(stored)) /* our parser found an object there: somebody replaced json.loads */
+        return PyErr_Format(PyExc_TypeError, "%U: json.loads did not give the dict that the text is", source);
+    self = PyObject_GC_New(config_object, (PyTypeObject *)state->config_type[part]);
     if (self == NULL)
         return NULL;
     self->capsule = Py_NewRef(capsule);
@@ -99,7 +100,7 @@ as_text(qr_state *state, PyObject *input, PyObject *source)
     PyObject *text = NULL;
 
     if (PyUnicode_Check(input))
-        text = PyUnicode_AsUTF8(input) != NULL ? Py_NewRef(input) : NULL;
+        text = PyUnicode_AsUTF8(input) != NULL ? PyUnicode_FromObject(input) : NULL;
     else if (PyBytes_Check(input))
         text = PyUnicode_DecodeUTF8(PyBytes_AS_STRING(input), PyBytes_GET_SIZE(input), NULL);
     else
@@ -137,7 +138,7 @@ config_from_json(PyObject *class, PyObject *args, PyObject *kwargs)
     if (source == NULL || PyUnicode_GET_LENGTH(source) > 250)
         source = PyUnicode_FromString("config.json");
     else
-        Py_INCREF(source);
+        source = PyUnicode_FromObject(source); /* a plain str: a subclass could lead back to the config */
     if (source == NULL)
         return NULL;
 
@@ -150,15 +151,15 @@ config_from_json(PyObject *class, PyObject *args, PyObject *kwargs)
     stored = loads != NULL ? PyObject_CallMethod(loads, "loads", "O", json) : NULL;
     if (stored == NULL)
         goto done;
-    root = new_object(module, QR_PART_ROOT, capsule, stored, json, source);
+    root = new_object(state, QR_PART_ROOT, capsule, stored, json, source);
     if (root == NULL)
         goto done;
     self = as_config(root);
-    section = self->config->composite ? PyDict_GetItemString(stored, "text_config") : stored; /* borrowed */
-    self->text = new_object(module, QR_PART_TEXT, capsule, section, json, source);
+    section = self->config->composite ? PyDict_GetItemString(stored, "text_config") : stored; /* borrowed, or NULL */
+    self->text = new_object(state, QR_PART_TEXT, capsule, section, json, source);
     if (self->text != NULL && self->config->has_vision) {
-        section = PyDict_GetItemString(stored, "vision_config"); /* borrowed */
-        self->vision = new_object(module, QR_PART_VISION, capsule, section, json, source);
+        section = PyDict_GetItemString(stored, "vision_config"); /* borrowed, or NULL */
+        self->vision = new_object(state, QR_PART_VISION, capsule, section, json, source);
     }
     if (self->text == NULL || (self->vision == NULL && self->config->has_vision))
         Py_CLEAR(root);
@@ -310,16 +311,15 @@ static PyType_Slot vision_slots[] = {
 int
 qr_add_config_types(PyObject *module)
 {
+    qr_state *state = PyModule_GetState(module);
     PyType_Spec specs[] = {
         {"qwenref._C.Config", sizeof(config_object), 0, TYPE_FLAGS, root_slots},
         {"qwenref._C.TextConfig", sizeof(config_object), 0, TYPE_FLAGS, text_slots},
         {"qwenref._C.VisionConfig", sizeof(config_object), 0, TYPE_FLAGS, vision_slots},
     };
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
-        PyObject *type = PyType_FromModuleAndSpec(module, &specs[i], NULL);
-        const int rc = type != NULL ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-        Py_XDECREF(type);
-        if (rc < 0)
+        state->config_type[i] = PyType_FromModuleAndSpec(module, &specs[i], NULL);
+        if (state->config_type[i] == NULL || PyModule_AddType(module, (PyTypeObject *)state->config_type[i]) < 0)
             return -1;
     }
     return 0;

@@ -199,7 +199,7 @@ qr_config_getitem(PyObject *self, PyObject *key)
     if (names != NULL)
         (void)raise_missing(self, PyExc_KeyError, name, names);
     else if (!PyErr_Occurred())
-        PyErr_SetObject(PyExc_KeyError, key);
+        qr_raise_key(key);
     Py_XDECREF(names);
     return NULL;
 }

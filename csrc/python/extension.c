@@ -58,6 +58,16 @@ qr_raise(qr_state *state, const qr_error *error)
     return NULL;
 }
 
+PyObject *
+qr_raise_key(PyObject *key)
+{
+    PyObject *args = PyTuple_Pack(1, key); /* a key that is a tuple would be taken for the arguments */
+    if (args != NULL)
+        PyErr_SetObject(PyExc_KeyError, args);
+    Py_XDECREF(args);
+    return NULL;
+}
+
 int
 qr_typenum(const qr_state *state, qr_dtype dtype)
 {
@@ -242,6 +252,8 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->bf16);
     Py_VISIT(state->op_type);
     Py_VISIT(state->node_type);
+    for (size_t i = 0; i < sizeof state->config_type / sizeof *state->config_type; i++)
+        Py_VISIT(state->config_type[i]);
     Py_VISIT(state->parameter);
     Py_VISIT(state->call_hooked);
     Py_VISIT(state->forward);
@@ -261,6 +273,8 @@ module_clear(PyObject *module)
     Py_CLEAR(state->bf16);
     Py_CLEAR(state->op_type);
     Py_CLEAR(state->node_type);
+    for (size_t i = 0; i < sizeof state->config_type / sizeof *state->config_type; i++)
+        Py_CLEAR(state->config_type[i]);
     Py_CLEAR(state->parameter);
     Py_CLEAR(state->call_hooked);
     Py_CLEAR(state->forward);

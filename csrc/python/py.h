@@ -19,16 +19,17 @@
 
 /* State of one copy of the module. Every object below is owned; all are visited by traverse and dropped by clear. */
 typedef struct qr_state {
-    PyObject *numerics;    /* ContextVar: None, or a dict op name -> callable that takes the op's place */
-    PyObject *sites;       /* ContextVar: None, or a callable (module, name, value) -> value */
-    PyObject *errors;      /* the module qwenref.errors */
-    PyObject *bf16;        /* ml_dtypes.bfloat16 as a numpy.dtype */
-    PyObject *op_type;     /* _C.Op */
-    PyObject *node_type;   /* _C.Module */
-    PyObject *parameter;   /* qwenref.parameter.Parameter, once it has been imported */
-    PyObject *call_hooked; /* name "_call_hooked", interned */
-    PyObject *forward;     /* name "forward", interned */
-    PyObject *hook_table;  /* collections.OrderedDict: handles hold hook tables weakly, which a plain dict refuses */
+    PyObject *numerics;       /* ContextVar: None, or a dict op name -> callable that takes the op's place */
+    PyObject *sites;          /* ContextVar: None, or a callable (module, name, value) -> value */
+    PyObject *errors;         /* the module qwenref.errors */
+    PyObject *bf16;           /* ml_dtypes.bfloat16 as a numpy.dtype */
+    PyObject *op_type;        /* _C.Op */
+    PyObject *node_type;      /* _C.Module */
+    PyObject *config_type[3]; /* _C.Config, _C.TextConfig, _C.VisionConfig, by qr_config_part */
+    PyObject *parameter;      /* qwenref.parameter.Parameter, once it has been imported */
+    PyObject *call_hooked;    /* name "_call_hooked", interned */
+    PyObject *forward;        /* name "forward", interned */
+    PyObject *hook_table;     /* collections.OrderedDict: handles hold hook tables weakly, which a plain dict refuses */
     PyObject *global_forward_hooks, *global_forward_pre_hooks; /* hook tables of the process */
     int bf16_typenum;
     qr_level level;
@@ -42,6 +43,9 @@ qr_state *qr_state_of(PyTypeObject *type);
 
 /* Raise what `error` describes as the matching class of qwenref.errors. Always returns NULL. */
 PyObject *qr_raise(qr_state *state, const qr_error *error);
+
+/* Raise KeyError(key). Always returns NULL. */
+PyObject *qr_raise_key(PyObject *key);
 
 /* NumPy's type number of a dtype of ours, and back (QR_DTYPES when it is none of ours). */
 int qr_typenum(const qr_state *state, qr_dtype dtype);
