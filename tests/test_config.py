@@ -375,8 +375,8 @@ def test_reading_and_refusing_leak_nothing():
         return sys.getallocatedblocks() - before
 
     growth(300)  # the interpreter's own caches fill first
-    # One object lost in each round would be 400; the caches still move by some tens.
-    assert growth(400) < 200
+    # One object lost in each round would be 2,000; the caches still move, by a few hundred whatever the rounds.
+    assert growth(2000) < 1000
 
 
 def test_replaced_types_and_a_replaced_json_do_no_harm(monkeypatch):
