@@ -153,5 +153,6 @@ QR_OP(gated_delta_rule,
         return;
     }
     if (steps_are_valid(call, task.step, B * T, T))
-        qr_parallel(call, B * H * task.blocks, QR_GRAIN / ((T + 1) * (K + 1) * DELTA_BLOCK) + 1, delta_blocks, &task);
+        qr_parallel(call, B * H * task.blocks, grain_of((double)(T + 1) * (double)(K + 1) * DELTA_BLOCK), delta_blocks,
+                    &task);
 }
