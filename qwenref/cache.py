@@ -53,6 +53,16 @@ class AttentionLayerCache:
         """Keys and values [K, n, D] of one row into the given slots."""
         self._keys[row, :, slots], self._values[row, :, slots] = k, v
 
+    def held(self):
+        """What `hold` needs to go back to now."""
+        return self.used
+
+    def hold(self, held, lengths):
+        """Forget what was added since `held()`, when the rows had `lengths`: the slots are 0 again."""
+        for row, tokens in enumerate(lengths):
+            self.put(row, slice(tokens, None), 0, 0)
+        self.used = held
+
     def take(self, rows, tokens):
         """Row i becomes row rows[i]; the longest of them has `tokens`."""
         self._hold(self._keys[rows, :, :tokens], self._values[rows, :, :tokens])
@@ -84,6 +94,12 @@ class DeltaNetLayerCache:
     @property
     def nbytes(self):
         return self.conv_state.nbytes + self.recurrent_state.nbytes
+
+    def held(self):
+        return self.conv_state, self.recurrent_state
+
+    def hold(self, held, lengths):
+        self.conv_state, self.recurrent_state = held
 
     def take(self, rows, tokens):
         self.conv_state, self.recurrent_state = self.conv_state[rows], self.recurrent_state[rows]

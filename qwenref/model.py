@@ -10,13 +10,13 @@ from qwenref.layers import Linear
 from qwenref.module import Module
 from qwenref.numerics import profile, unless_chosen
 from qwenref.outputs import ModelOutput
-from qwenref.step import Step
+from qwenref.step import OpensSteps, Step
 from qwenref.text import TextModel
 
 _PIXELS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
 
 
-class LanguageModel(Module):
+class LanguageModel(OpensSteps, Module):
     """What both models are: a backbone, a head, and what opening them has found out.
 
     `.config` as stored · `.report` what loading saw · `.path` folder of the files, or None · `.numerics` profile name.
@@ -110,7 +110,7 @@ class LanguageModel(Module):
             input_ids, inputs_embeds = hidden_or_ids(text, input_ids, inputs_embeds)
             B, T = (inputs_embeds if input_ids is None else input_ids).shape[:2]
             keep = checked_keep(logits_to_keep, T)
-            with Step.start(cache, text, B, T, attention_mask, position_ids, sequence_ids, encloses=True) as step:
+            with Step.start(self, cache, text, B, T, attention_mask, position_ids, sequence_ids, encloses=True) as step:
                 out = self.model(
                     input_ids=input_ids,
                     attention_mask=attention_mask,
@@ -170,8 +170,11 @@ class ForCausalLM(LanguageModel):
 class Model(Module):
     """The composite without its head: `language_model`."""
 
+    output_dims = "B, T, H"
+
     def __init__(self, config, dtype="bfloat16"):
         super().__init__()
+        self.sizes = {"H": config.text_config.hidden_size}
         self.config = config
         self.language_model = TextModel(config.text_config, dtype)
 

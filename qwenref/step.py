@@ -5,6 +5,7 @@ Nothing of it reaches the cache before the call has come through; a call that fa
 
 import threading
 import weakref
+from contextvars import ContextVar
 
 import numpy as np
 
@@ -14,10 +15,33 @@ from qwenref.inputs import checked_mask, checked_positions, checked_sequences
 from qwenref.numerics import active
 
 _NO_SEQUENCE = np.iinfo(np.int64).min  # of a row that was in none so far
+_final = ContextVar("qwenref_final_steps", default=None)  # steps made final inside the hooked call of a model
 _SHAPING = (  # what the shapes of a cache follow from
     "layer_types", "num_key_value_heads", "head_dim", "linear_conv_kernel_dim", "linear_num_key_heads",
     "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
 )  # fmt: skip
+
+
+_CHANGING = ("layers", "dtype", "mask", "length", "sequence", "sequence_begin")
+
+
+class OpensSteps:
+    """What a model that opens steps adds to a module: a hook of its own that fails undoes a step already final."""
+
+    __slots__ = ()
+
+    def _call_hooked(self, /, *args, **kwargs):
+        steps = []
+        token = _final.set(steps)
+        try:
+            return super()._call_hooked(*args, **kwargs)
+        except BaseException:
+            for step in steps:
+                if step.owner is self:
+                    step.undo()
+            raise
+        finally:
+            _final.reset(token)
 
 
 class Step:
@@ -31,7 +55,7 @@ class Step:
 
     def __init__(self, cache, batch, tokens, attention_mask=None, position_ids=None, sequence_ids=None):
         self.cache, self.shape = cache, (batch, tokens)
-        self._staged, self._depth, self._encloses = {}, 0, False
+        self._staged, self._depth, self._encloses, self.owner = {}, 0, False, None
         self._thread = threading.get_ident()
         self.attentions = None
         if batch != cache.batch:
@@ -59,6 +83,7 @@ class Step:
         ids = checked_sequences(sequence_ids, batch, tokens)
         self._place(kept, ids, batch, tokens)
         self._mask = np.concatenate([cache.mask, self._kept], axis=1)
+        self._before = {name: getattr(cache, name) for name in _CHANGING}, [layer.held() for layer in cache.layers]
         self.positions = checked_positions(position_ids, batch, tokens, self._kept, ids)
         if self.positions is None:
             own = self.end - 1 - self.begin + (cache.rope_deltas[:, None] if ids is None else 0)
@@ -109,10 +134,11 @@ class Step:
             self._sequence[row] = last
 
     @classmethod
-    def start(
-        cls, cache, config, batch, tokens, attention_mask=None, position_ids=None, sequence_ids=None, encloses=False
-    ):
-        """A new step; no cache means one for this call.  The first model inside one that `encloses` gets its step."""
+    def start(cls, owner, cache, config, batch, tokens, mask=None, positions=None, sequences=None, encloses=False):
+        """A new step of the model `owner`; no cache means one for this call.
+
+        The first model inside one that `encloses` gets the step that is there.
+        """
         if cache is not None:
             _check_cache(cache, config)
             step = cache.step
@@ -127,8 +153,8 @@ class Step:
                 step._encloses = False
                 return step.sharing(batch, tokens)
         cache = Cache(config, batch) if cache is None else cache
-        step = cls(cache, batch, tokens, attention_mask, position_ids, sequence_ids)
-        step._encloses = encloses
+        step = cls(cache, batch, tokens, mask, positions, sequences)
+        step._encloses, step.owner = encloses, owner
         return step
 
     @classmethod
@@ -176,12 +202,14 @@ class Step:
             if kind is None:
                 self._commit()
             else:
-                self._clear()
-        except BaseException:  # Ctrl-C in between: one of the two ends, never half of one
-            self._commit() if kind is None else self._clear()
+                self.undo()
+        except BaseException:  # Ctrl-C in between: the call has failed, and never by halves
+            self.undo()
             raise
         finally:
             self.cache._step = None
+        if kind is None and _final.get() is not None:
+            _final.get().append(self)
 
     def _commit(self):
         for index, arrays in self._staged.items():
@@ -197,12 +225,13 @@ class Step:
         cache.mask, cache.length = self._mask, self._length
         cache.sequence, cache.sequence_begin = self._sequence, self._sequence_begin
 
-    def _clear(self):
-        """Make the slots 0 again that this call has filled."""
-        for index, arrays in self._staged.items():
-            if arrays is None:
-                for row, (past, after) in enumerate(zip(self.cache.length, self._length, strict=True)):
-                    self.layers[index].put(row, slice(past, after), 0, 0)
+    def undo(self):
+        """Let the cache be what it was when this step began."""
+        values, layers = self._before
+        for layer, held in zip(values["layers"], layers, strict=True):
+            layer.hold(held, values["length"])
+        for name, value in values.items():
+            setattr(self.cache, name, value)
 
     # What layers ask for.
 
