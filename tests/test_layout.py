@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC, PACKAGE = ROOT / "csrc", ROOT / "qwenref"
+SHARED = {CSRC / "qr.h", CSRC / "half.h"}
 
 STANDARD = """
     assert.h ctype.h errno.h fcntl.h fenv.h float.h inttypes.h limits.h math.h sched.h signal.h stdalign.h stdarg.h
@@ -15,7 +16,7 @@ STANDARD = """
     unistd.h
 """
 LIBC = set(STANDARD.split())
-# What a folder may include besides libc, its own files and qr.h.
+# What a folder may include besides libc, its own files and the shared headers.
 ALLOWED = {
     "kernels": {"cblas.h", "immintrin.h", "simde/x86/avx512.h", "simde/x86/f16c.h", "simde/x86/fma.h"},
     "core": {"cjson/cJSON.h", "pthread.h", "cpuid.h", "immintrin.h", "xmmintrin.h", "sys/auxv.h"},
@@ -100,11 +101,12 @@ def test_kernels_and_core_include_only_what_is_theirs(path):
         else:
             target = (path.parent / name).resolve()
             assert target.exists(), name
-            assert target.parent == path.parent or target == CSRC / "qr.h", name
+            assert target.parent == path.parent or target in SHARED, name
 
 
-def test_the_shared_header_includes_nothing_of_the_project():
+def test_the_shared_headers_include_nothing_else_of_the_project():
     assert all(system and name in LIBC for name, system in includes(CSRC / "qr.h"))
+    assert all((name in LIBC) if system else (name == "qr.h") for name, system in includes(CSRC / "half.h"))
 
 
 def test_one_folder_sees_python():

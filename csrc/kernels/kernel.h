@@ -4,6 +4,7 @@
 #ifndef QR_KERNEL_H
 #define QR_KERNEL_H
 
+#include "../half.h"
 #include "../qr.h"
 
 #include <assert.h>

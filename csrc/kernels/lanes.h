@@ -1,4 +1,4 @@
-/* Sixteen floats at a time: the one summation order of every reduction, and the narrow float formats. Holds no ops.
+/* Sixteen floats at a time: the one summation order of every reduction. Holds no ops.
  *
  * Element i of a row belongs to lane i mod 16; a lane is one chain in increasing i, from zero; a short tail is filled up
  * with the neutral element. The sixteen lanes are then combined as ((0+1)+(2+3))+((4+5)+(6+7)) and so on. That is what
@@ -274,18 +274,6 @@ QR_INLINE float lanes_top(lanes a)
     return v[0];
 }
 
-/* sum x[i]: plain additions */
-QR_INLINE float qr_sum(const float *x, int64_t n)
-{
-    lanes sum = lanes_set(0);
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        sum = lanes_add(sum, lanes_load(x + i));
-    if (i < n)
-        sum = lanes_add(sum, lanes_load_tail(x + i, n - i, 0));
-    return lanes_sum(sum);
-}
-
 /* sum x[i] y[i]: fused multiply-adds */
 QR_INLINE float qr_dot(const float *x, const float *y, int64_t n)
 {
@@ -350,39 +338,6 @@ QR_INLINE uint32_t qr_bits(float x)
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
-}
-
-QR_INLINE float qr_float(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
-QR_INLINE float qr_bf16_to_float(uint16_t h)
-{
-    return qr_float((uint32_t)h << 16);
-}
-
-/* Round to nearest even; a NaN stays a NaN even where its payload sat in the bits that are dropped. */
-QR_INLINE uint16_t qr_float_to_bf16(float x)
-{
-    const uint32_t u = qr_bits(x);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((u >> 16) | 0x40u);
-    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-
-QR_INLINE float qr_f16_to_float(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
-    if (rest >= 0x7c00u) /* infinity; a NaN becomes quiet, as the conversion instruction makes it */
-        return qr_float(sign | 0x7f800000u | (rest << 13) | (rest > 0x7c00u ? 0x400000u : 0u));
-    if (rest >= 0x400u)
-        return qr_float(sign | ((rest << 13) + 0x38000000u));
-    /* subnormal: an integer multiple of 2^-24, exact in float32 */
-    const float small = (float)rest * 0x1p-24f;
-    return sign ? -small : small;
 }
 
 #endif

@@ -47,44 +47,6 @@ LINEAR_INLINE int64_t element_size(qr_dtype dtype)
     return dtype == QR_F32 ? 4 : 2;
 }
 
-static inline float half_to_float(uint16_t half)
-{
-    const uint32_t sign = (uint32_t)(half >> 15) << 31, exponent = half >> 10 & 31, fraction = half & 1023;
-    uint32_t bits;
-    float value;
-
-    if (exponent == 0) { /* fraction * 2^-24, exactly; a normal float, so nothing
-                          is flushed */
-        value = (float)fraction * 0x1p-24f;
-        memcpy(&bits, &value, sizeof bits);
-    } else if (exponent == 31)
-        bits = 0x7f800000u | fraction << 13 | (fraction != 0 ? 0x400000u : 0);
-    else
-        bits = (exponent + 112) << 23 | fraction << 13;
-    bits |= sign;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* n stored elements as float32, exactly */
-static void widen(float *restrict y, const void *restrict w, int64_t n, qr_dtype dtype)
-{
-    if (dtype == QR_F32) {
-        memcpy(y, w, (size_t)n * sizeof *y);
-        return;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t stored;
-        memcpy(&stored, (const char *)w + 2 * i, sizeof stored);
-        if (dtype == QR_F16) {
-            y[i] = half_to_float(stored);
-        } else {
-            const uint32_t bits = (uint32_t)stored << 16;
-            memcpy(y + i, &bits, sizeof bits);
-        }
-    }
-}
-
 /* ---- the environment of the arithmetic
  * ---------------------------------------------------------------------- */
 
@@ -136,7 +98,7 @@ static void narrow_tile(float *sums, const char *w, int64_t w_stride, const floa
     for (int r = 0; r < rows; r++)
         for (int64_t s = 0; s < steps; s++) {
             float v[STEP];
-            widen(v, w + r * w_stride + s * STEP * element_size(dtype), STEP, dtype);
+            qr_widen(v, w + r * w_stride + s * STEP * element_size(dtype), dtype, STEP);
             for (int t = 0; t < tokens; t++) {
                 const float *high = x + t * x_stride + s * STEP, *low = high + 16;
                 float *sum = sums + (r * tokens + t) * 16;
@@ -330,7 +292,7 @@ static void embedding_work(void *context, int64_t begin, int64_t end, int thread
     const embedding *e = context;
     (void)thread;
     for (int64_t i = begin; i < end; i++)
-        widen(e->y + i * e->H, e->w + e->ids[i] * e->H * element_size(e->dtype), e->H, e->dtype);
+        qr_widen(e->y + i * e->H, e->w + e->ids[i] * e->H * element_size(e->dtype), e->dtype, e->H);
 }
 
 /* "0, 12": where element `flat` sits in an array of this shape */

@@ -28,7 +28,7 @@ static void linear_blas_work(void *context, int64_t begin, int64_t end, int thre
         const float *w = (const float *)(const void *)stored;
         if (j->dtype != QR_F32) {
             float *wide = j->wide + thread * BLAS_ROWS * j->I;
-            widen(wide, stored, rows * j->I, j->dtype);
+            qr_widen(wide, stored, j->dtype, rows * j->I);
             w = wide;
         }
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)j->M, (int)rows, (int)j->I, 1.0f, j->x, (int)j->I, w,

@@ -1,6 +1,8 @@
 /* Arguments of an op: matched with the parameters of its signature, and made arrays a kernel can read. */
 #include "op_call.h"
 
+#include "../half.h"
+
 static int
 type_error(const qr_op_object *op, const char *format, PyObject *what)
 {
