@@ -164,7 +164,7 @@ class Step:
             raise ShapeError(
                 compose(
                     f"hidden_states: {np.ndim(hidden)}-D {type(hidden).__name__}",
-                    expected=f"array [B, T, H {config.hidden_size:,}]",
+                    expected=f"[B, T, H {config.hidden_size:,}]",
                 )
             )
         if cache is not None:
