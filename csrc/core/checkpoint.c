@@ -40,7 +40,7 @@ static int merge(qr_checkpoint *checkpoint, const char *label, qr_error *error)
     for (size_t i = 1; i < n; i++) {
         const qr_tensor *x = checkpoint->tensor[i - 1], *y = checkpoint->tensor[i];
         if (strcmp(x->name, y->name) == 0)
-            qr_fault(&faults, "%s in %s and %s", qr_shown(y->name, one), checkpoint->shard[x->shard].label,
+            qr_fault(&faults, "%s in %s and %s", qr_shown(y->name, one, sizeof one), checkpoint->shard[x->shard].label,
                      checkpoint->shard[y->shard].label);
     }
     return qr_faults_raise(&faults, label, "%lld tensor%s stored in two shards", "expected each name once", error);
@@ -58,12 +58,12 @@ static int check_index(const qr_checkpoint *checkpoint, const qr_index *index, c
         const qr_tensor *t = j < checkpoint->tensors ? checkpoint->tensor[j] : NULL;
         const int order = row == NULL ? 1 : t == NULL ? -1 : strcmp(row->name, t->name);
         if (order < 0)
-            qr_fault(&absent, "%s, said to be in %s", qr_shown(row->name, one), index->file[row->file]);
+            qr_fault(&absent, "%s, said to be in %s", qr_shown(row->name, one, sizeof one), index->file[row->file]);
         else if (order > 0)
-            qr_fault(&unnamed, "%s in %s", qr_shown(t->name, one), checkpoint->shard[t->shard].label);
+            qr_fault(&unnamed, "%s in %s", qr_shown(t->name, one, sizeof one), checkpoint->shard[t->shard].label);
         else if (row->file != t->shard)
-            qr_fault(&absent, "%s, said to be in %s, is in %s", qr_shown(row->name, one), index->file[row->file],
-                     checkpoint->shard[t->shard].label);
+            qr_fault(&absent, "%s, said to be in %s, is in %s", qr_shown(row->name, one, sizeof one),
+                     index->file[row->file], checkpoint->shard[t->shard].label);
         i += order <= 0;
         j += order >= 0;
     }

@@ -77,6 +77,7 @@ static int read_text(const char *path, const char *label, char **text, size_t *l
             break;
         used += (size_t)n;
     }
+    (*text)[used] = '\0';
     *length = used;
     rc = 0;
 done:
@@ -113,16 +114,11 @@ static bool inside_folder(const char *path)
 static int sort_rows(qr_index *index, const char *label, qr_error *error)
 {
     char shown[QR_SHOWN_SIZE];
-    qr_faults repeated = {0}, outside = {0};
+    qr_faults outside = {0};
 
     qsort(index->row, (size_t)index->rows, sizeof *index->row, by_name);
-    for (int64_t i = 0; i < index->rows; i++) {
+    for (int64_t i = 0; i < index->rows; i++)
         index->file[i] = index->row[i].path;
-        if (i > 0 && by_name(&index->row[i - 1], &index->row[i]) == 0)
-            qr_fault(&repeated, "%s", qr_shown(index->row[i].name, shown));
-    }
-    QR_TRY(qr_faults_raise(&repeated, label, "%lld name%s in weight_map more than once", "expected each name once",
-                           error));
     qsort(index->file, (size_t)index->rows, sizeof *index->file, by_text);
     for (int64_t i = 0; i < index->rows; i++)
         if (index->files == 0 || strcmp(index->file[index->files - 1], index->file[i]) != 0)
@@ -131,7 +127,7 @@ static int sort_rows(qr_index *index, const char *label, qr_error *error)
         const size_t n = strlen(index->file[i]);
         index->longest_file = n > index->longest_file ? n : index->longest_file;
         if (!inside_folder(index->file[i]))
-            qr_fault(&outside, "\"%s\"", qr_shown(index->file[i], shown));
+            qr_fault(&outside, "\"%s\"", qr_shown(index->file[i], shown, sizeof shown));
     }
     QR_TRY(qr_faults_raise(&outside, label, "%lld shard path%s outside the folder",
                            "expected paths relative to the index, without \"..\"", error));
@@ -146,24 +142,17 @@ done:
 
 int qr_index_read(const char *path, const char *label, qr_index *out, qr_error *error)
 {
-    const qr_json_limits limits = {.depth = QR_GUARD_DEPTH};
+    const qr_json_rules rules = {
+        .source = label, .kind = QR_BAD_CHECKPOINT, .bytes = MAX_INDEX, .depth = QR_JSON_DEPTH};
     int rc = -1;
     char *text = NULL, shown[QR_SHOWN_SIZE];
-    const char *end = NULL;
     size_t length = 0;
     const cJSON *map = NULL, *item = NULL;
     cJSON *root = NULL;
 
     *out = (qr_index){0};
     QR_TRY(read_text(path, label, &text, &length, error));
-    QR_TRY(qr_json_guard(text, length, limits, label, error));
-    root = cJSON_ParseWithLengthOpts(text, length, &end, false);
-    while (root != NULL && end < text + length && strchr(" \t\r\n", *end) != NULL)
-        end++;
-    if (root == NULL || end != text + length) {
-        BAD("%s is not JSON (byte %td)", label, end - text);
-        goto done;
-    }
+    QR_TRY(qr_json_parse(text, length, &rules, &root, error));
     map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
     if (!cJSON_IsObject(map)) {
         BAD("%s: has no weight_map\n    expected an object: tensor name -> file", label);
@@ -179,7 +168,7 @@ int qr_index_read(const char *path, const char *label, qr_index *out, qr_error *
     cJSON_ArrayForEach(item, map)
     {
         if (!cJSON_IsString(item)) {
-            BAD("%s: %s: its file is not a string", label, qr_shown(item->string, shown));
+            BAD("%s: %s: its file is not a string", label, qr_shown(item->string, shown, sizeof shown));
             goto done;
         }
         out->row[out->rows++] = (qr_index_row){.name = item->string, .path = item->valuestring};

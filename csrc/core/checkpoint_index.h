@@ -3,7 +3,7 @@
 #define QR_CHECKPOINT_INDEX_H
 
 #include "../qr.h"
-#include "json_guard.h"
+#include "json_text.h"
 
 typedef struct qr_index_row {
     const char *name;

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_CONFIG = 16 << 20 }; /* bytes: a thousand times the longest one */
+
 #define ROW(section, type, name, value, values, report)                                                                \
     {#name, QR_KEY_##type, offsetof(section, name), value, values, ROW_##report},
 #define ROW_REPORTED true
@@ -79,7 +81,7 @@ static int check_quantised(const qr_place *place, qr_error *error)
                            "%s: %s%s: found quant_method \"%s\", expected an unquantised checkpoint\n"
                            "    do       open the bfloat16, float16 or float32 checkpoint this one was made from",
                            place->reader->source, place->path, keys[i],
-                           cJSON_IsString(method) ? qr_printable(method->valuestring, word, sizeof word) : "unnamed");
+                           cJSON_IsString(method) ? qr_shown(method->valuestring, word, sizeof word) : "unnamed");
     }
     return 0;
 }
@@ -90,7 +92,7 @@ static int unknown_model(const qr_place *root, const char *key, const cJSON *ite
     char word[64] = "nothing";
     if (cJSON_IsString(item)) {
         char name[48];
-        (void)snprintf(word, sizeof word, "\"%s\"", qr_printable(item->valuestring, name, sizeof name));
+        (void)snprintf(word, sizeof word, "\"%s\"", qr_shown(item->valuestring, name, sizeof name));
     } else if (item != NULL) {
         (void)snprintf(word, sizeof word, "no string");
     }
@@ -328,15 +330,14 @@ static int report(const qr_reader *reader, qr_error *error)
 
 int qr_config_parse(const char *text, size_t length, const char *source, qr_config *out, qr_error *error)
 {
+    const qr_json_rules rules = {.source = source, .kind = QR_BAD_CONFIG, .bytes = MAX_CONFIG, .depth = QR_JSON_DEPTH};
     qr_reader reader = {.source = source, .config = out};
     qr_place root = {&reader, NULL, ""};
     cJSON *json = NULL;
     int rc = -1;
 
     *out = (qr_config){0};
-    QR_TRY(qr_json_parse(text, length, source, QR_BAD_CONFIG, &json, error));
-    if (!cJSON_IsObject(json))
-        QR_TRY(qr_fail(error, QR_BAD_CONFIG, "%s: found JSON that is no object, expected an object of keys", source));
+    QR_TRY(qr_json_parse(text, length, &rules, &json, error));
     root.object = json;
     QR_TRY(read_kind(&root, out, error));
     QR_TRY(check_quantised(&root, error));

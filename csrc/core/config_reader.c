@@ -40,7 +40,7 @@ static void describe(const cJSON *item, char *out, size_t size)
     if (cJSON_IsNumber(item)) {
         describe_number(item->valuedouble, out, size);
     } else if (cJSON_IsString(item)) {
-        (void)snprintf(out, size, "\"%s\"", qr_printable(item->valuestring, word, sizeof word));
+        (void)snprintf(out, size, "\"%s\"", qr_shown(item->valuestring, word, sizeof word));
     } else if (cJSON_IsArray(item)) {
         const cJSON *child;
         size_t n = (size_t)snprintf(out, size, "[");
@@ -73,7 +73,7 @@ static char *next_fault(const qr_place *place, const char *key, size_t *used)
 
     if (reader->faults < QR_FAULTS_SHOWN) {
         text = reader->fault[reader->faults];
-        *used = (size_t)snprintf(text, QR_FAULT_SIZE, "%s%s: ", place->path, qr_printable(key, name, sizeof name));
+        *used = (size_t)snprintf(text, QR_FAULT_SIZE, "%s%s: ", place->path, qr_shown(key, name, sizeof name));
     }
     reader->faults++;
     return text;

@@ -1,7 +1,7 @@
 /* One safetensors file: mapped privately and writable, its header read by cJSON in one pass and checked against it. */
 #include "safetensors.h"
 
-#include "json_guard.h"
+#include "json_text.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -154,7 +154,7 @@ static int read_tensor(const cJSON *row, const qr_shard *shard, int64_t start, q
 {
     const cJSON *dtype = NULL, *shape = NULL, *offsets = NULL, *item = NULL;
     char shown[QR_SHOWN_SIZE], text[256];
-    const char *label = shard->label, *name = qr_shown(out->name, shown);
+    const char *label = shard->label, *name = qr_shown(out->name, shown, sizeof shown);
     int64_t range[2] = {0, 0};
     int ends = 0;
 
@@ -167,9 +167,9 @@ static int read_tensor(const cJSON *row, const qr_shard *shard, int64_t start, q
                               : strcmp(item->string, "shape") == 0        ? &shape
                               : strcmp(item->string, "data_offsets") == 0 ? &offsets
                                                                           : NULL;
-        if (field == NULL || *field != NULL)
-            return BAD("%s: %s: %s field \"%s\"\n    expected dtype, shape and data_offsets, once each", label, name,
-                       field == NULL ? "unknown" : "repeated", qr_shown(item->string, text));
+        if (field == NULL)
+            return BAD("%s: %s: unknown field \"%s\"\n    expected dtype, shape and data_offsets", label, name,
+                       qr_shown(item->string, text, sizeof text));
         *field = item;
     }
     if (dtype == NULL || shape == NULL || offsets == NULL)
@@ -183,7 +183,8 @@ static int read_tensor(const cJSON *row, const qr_shard *shard, int64_t start, q
         if (strcmp(dtype->valuestring, qr_file_dtype_name((qr_file_dtype)i)) == 0)
             out->dtype = (qr_file_dtype)i;
     if (out->dtype == QR_FILE_DTYPES)
-        return BAD("%s: %s: dtype \"%s\" is not one of the format", label, name, qr_shown(dtype->valuestring, text));
+        return BAD("%s: %s: dtype \"%s\" is not one of the format", label, name,
+                   qr_shown(dtype->valuestring, text, sizeof text));
     if (!cJSON_IsArray(shape))
         return BAD("%s: %s: shape is not a list", label, name);
     cJSON_ArrayForEach(item, shape)
@@ -240,8 +241,6 @@ static int read_metadata(const cJSON *row, qr_shard *shard, char **storage, qr_e
     const cJSON *item = NULL;
     char shown[QR_SHOWN_SIZE];
 
-    if (shard->metadata != NULL)
-        return BAD("%s: __metadata__ appears twice", shard->label);
     if (!cJSON_IsObject(row))
         return BAD("%s: __metadata__ is not an object of strings", shard->label);
     shard->metadata = calloc((size_t)cJSON_GetArraySize(row) + 1, sizeof *shard->metadata);
@@ -250,21 +249,14 @@ static int read_metadata(const cJSON *row, qr_shard *shard, char **storage, qr_e
     cJSON_ArrayForEach(item, row)
     {
         if (!cJSON_IsString(item))
-            return BAD("%s: __metadata__[\"%s\"] is not a string", shard->label, qr_shown(item->string, shown));
+            return BAD("%s: __metadata__[\"%s\"] is not a string", shard->label,
+                       qr_shown(item->string, shown, sizeof shown));
         qr_pair *pair = &shard->metadata[shard->pairs++];
         pair->key = keep(storage, item->string);
         pair->value = keep(storage, item->valuestring);
     }
     qsort(shard->metadata, (size_t)shard->pairs, sizeof *shard->metadata, by_key);
-    for (int64_t i = 1; i < shard->pairs; i++)
-        if (by_key(&shard->metadata[i - 1], &shard->metadata[i]) == 0)
-            return BAD("%s: __metadata__[\"%s\"] appears twice", shard->label, qr_shown(shard->metadata[i].key, shown));
     return 0;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const qr_tensor *)a)->name, ((const qr_tensor *)b)->name);
 }
 
 static int by_position(const void *a, const void *b)
@@ -277,17 +269,12 @@ static int by_position(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Every name once; every byte of the data in exactly one tensor. Leaves the tensors in file order. */
+/* Every byte of the data in exactly one tensor. Leaves the tensors in file order. */
 static int check_layout(qr_shard *shard, int64_t start, qr_error *error)
 {
     qr_tensor *t = shard->tensor;
     char one[QR_SHOWN_SIZE], two[QR_SHOWN_SIZE];
     int64_t covered = start;
-
-    qsort(t, (size_t)shard->tensors, sizeof *t, by_name);
-    for (int64_t i = 1; i < shard->tensors; i++)
-        if (by_name(&t[i - 1], &t[i]) == 0)
-            return BAD("%s: %s: appears twice in the header", shard->label, qr_shown(t[i].name, one));
 
     qsort(t, (size_t)shard->tensors, sizeof *t, by_position);
     for (int64_t i = 0; i < shard->tensors; i++) {
@@ -295,13 +282,15 @@ static int check_layout(qr_shard *shard, int64_t start, qr_error *error)
             return BAD(
                 "%s: %s: overlaps %s\n    found    offsets %lld..%lld and %lld..%lld\n    expected every byte in "
                 "one tensor",
-                shard->label, qr_shown(t[i].name, one), qr_shown(t[i - 1].name, two), (long long)(t[i].begin - start),
-                (long long)(t[i].end - start), (long long)(t[i - 1].begin - start), (long long)(t[i - 1].end - start));
+                shard->label, qr_shown(t[i].name, one, sizeof one), qr_shown(t[i - 1].name, two, sizeof two),
+                (long long)(t[i].begin - start), (long long)(t[i].end - start), (long long)(t[i - 1].begin - start),
+                (long long)(t[i - 1].end - start));
         if (t[i].begin > covered)
             return BAD(
                 "%s: %s: offsets %lld..%lld of the data before it belong to no tensor\n    expected data without "
                 "holes",
-                shard->label, qr_shown(t[i].name, one), (long long)(covered - start), (long long)(t[i].begin - start));
+                shard->label, qr_shown(t[i].name, one, sizeof one), (long long)(covered - start),
+                (long long)(t[i].begin - start));
         covered = t[i].end;
     }
     if (covered != (int64_t)shard->size)
@@ -313,27 +302,20 @@ static int check_layout(qr_shard *shard, int64_t start, qr_error *error)
 
 static int read_header(const char *header, size_t length, qr_shard *out, qr_error *error)
 {
-    const qr_json_limits limits = {.depth = 3, .items = 64};
     const int64_t start = LENGTH_BYTES + (int64_t)length;
     int rc = -1;
     cJSON *root = NULL;
     const cJSON *row = NULL;
-    const char *end = header;
     char *storage = NULL, where[QR_SHOWN_SIZE + 16], shown[QR_SHOWN_SIZE];
+    const qr_json_rules rules = {
+        .source = where, .kind = QR_BAD_CHECKPOINT, .bytes = MAX_HEADER, .depth = 3, .items = 64};
 
-    (void)snprintf(where, sizeof where, "%s: header", qr_shown(out->label, shown));
+    (void)snprintf(where, sizeof where, "%s: header", qr_shown(out->label, shown, sizeof shown));
     if (length == 0 || *header != '{') { /* the format allows blanks after the object, not before it */
         BAD("%s is not a JSON object", where);
         goto done;
     }
-    QR_TRY(qr_json_guard(header, length, limits, where, error));
-    root = cJSON_ParseWithLengthOpts(header, length, &end, false);
-    while (root != NULL && end < header + length && strchr(" \t\r\n", *end) != NULL)
-        end++;
-    if (root == NULL || end != header + length) {
-        BAD("%s is not JSON (byte %td)", where, end - header);
-        goto done;
-    }
+    QR_TRY(qr_json_parse(header, length, &rules, &root, error));
     const size_t rows = (size_t)cJSON_GetArraySize(root);
     out->tensor = calloc(rows + 1, sizeof *out->tensor);
     out->names = storage = malloc(length + 1);

@@ -1,7 +1,7 @@
 /* Writes one safetensors file so that it appears complete or not at all. */
 #include "safetensors.h"
 
-#include "json_guard.h"
+#include "json_text.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -83,11 +83,11 @@ static int lay_out(qr_writer *writer, qr_tensor *tensor, int64_t tensors, qr_err
     qsort(tensor, (size_t)tensors, sizeof *tensor, by_name);
     for (int64_t i = 1; i < tensors; i++)
         if (by_name(&tensor[i - 1], &tensor[i]) == 0)
-            return BAD("%s: %s: given twice", writer->path, qr_shown(tensor[i].name, shown));
+            return BAD("%s: %s: given twice", writer->path, qr_shown(tensor[i].name, shown, sizeof shown));
     qsort(tensor, (size_t)tensors, sizeof *tensor, in_file_order);
     for (int64_t i = 0; i < tensors; i++) {
         const int64_t bytes = qr_tensor_bytes(tensor[i].dtype, tensor[i].ndim, tensor[i].shape);
-        (void)qr_shown(tensor[i].name, shown);
+        (void)qr_shown(tensor[i].name, shown, sizeof shown);
         if (strcmp(tensor[i].name, "__metadata__") == 0)
             return BAD("%s: __metadata__ cannot name a tensor: the format keeps it for text", writer->path);
         if (bytes < 0 || position > ((int64_t)1 << 53) - bytes)

@@ -4,7 +4,7 @@
 #include "checkpoint.h"
 
 #include "../core/checkpoint.h"
-#include "../core/json_guard.h"
+#include "../core/json_text.h"
 #include "../core/near.h"
 
 typedef struct Checkpoint {
@@ -123,7 +123,7 @@ checkpoint_getitem(PyObject *self, PyObject *key)
         qr_fail(
             &error, QR_BAD_DTYPE,
             "%s: %s: %s has no array type\n    expected one of BOOL, U8 to U64, I8 to I64, F16, BF16, F32, F64, C64",
-            files->shard[t->shard].label, qr_shown(t->name, shown), qr_file_dtype_name(t->dtype));
+            files->shard[t->shard].label, qr_shown(t->name, shown, sizeof shown), qr_file_dtype_name(t->dtype));
         return qr_raise(state, &error);
     }
     for (int i = 0; i < t->ndim; i++)

@@ -141,54 +141,82 @@ TEST(sizes_of_shapes_neither_wrap_nor_lie)
     CHECK_INT(qr_tensor_bytes(QR_FILE_U8, 2, negative), -1);
 }
 
-static int guard(const char *text, size_t length, qr_error *error)
+static int parse(const char *text, size_t length, qr_error *error)
 {
-    char *exact = malloc(length > 0 ? length : 1); /* so that a sanitizer sees a read past the end */
+    const qr_json_rules rules = {.source = "x", .kind = QR_BAD_CHECKPOINT, .bytes = 40, .depth = 3, .items = 4};
+    char *exact = malloc(length + 1); /* so that a sanitizer sees a read past the end */
+    cJSON *tree = NULL;
     memcpy(exact, text, length);
+    exact[length] = '\0';
     *error = (qr_error){0};
-    const int rc = qr_json_guard(exact, length, (qr_json_limits){.depth = 3, .items = 4}, "x", error);
+    const int rc = qr_json_parse(exact, length, &rules, &tree, error);
+    CHECK((rc == 0) == (tree != NULL));
+    cJSON_Delete(tree);
     free(exact);
     return rc;
 }
 
-TEST(the_guard_refuses_what_the_parser_would_hide)
+TEST(what_the_parser_would_hide_is_refused)
 {
     static const struct {
         const char *text, *says;
     } bad[] = {
-        {"", "x is not a JSON object"},
-        {"[1]", "x is not a JSON object"},
-        {"{\"\\u0000\":1}", "x holds a NUL character (byte 2)"},
-        {"{\"\\\\\\u0000\":1}", "x holds a NUL character (byte 4)"},
-        {"{\"\n\":1}", "x is not JSON: raw control character in a string (byte 2)"},
-        {"{\"\xC3\":1}", "x is not UTF-8 (byte 2)"},
-        {"{\"\xF4\x90\x80\x80\":1}", "x is not UTF-8 (byte 2)"},
-        {"{\"\xE2\x82", "x is not UTF-8 (byte 2)"},
-        {"{\"a\":{\"b\":[[", "x is nested deeper than 3 levels (byte 11)"},
-        {"{\"a\":[1,2,3,4,5]}", "x holds a list of more than 4 items (byte 13)"},
-        {"{\"a\":[[],1,[],3,4,5]}", "x holds a list of more than 4 items (byte 15)"},
+        {"[1]", "x: found JSON that is no object, expected an object of keys"},
+        {"{\"\\u0000\":1}", "x: line 1, column 3: found \\u0000\":1}, expected no NUL inside a string"},
+        {"{\"\\\\\\u0000\":1}", "x: line 1, column 5: found \\u0000\":1}, expected no NUL inside a string"},
+        {"{\"\n\":1}", "x: line 1, column 3: found ?\":1}, expected no control character inside a string"},
+        {"{\"\xC3\":1}", "x: line 1, column 3: found ?\":1}, expected UTF-8"},
+        {"{\"\xF4\x90\x80\x80\":1}", "x: line 1, column 3: found ????\":1}, expected UTF-8"},
+        {"{\"\xE2\x82", "x: line 1, column 3: found ??, expected UTF-8"},
+        {"{\"a\":{\"b\":[[", "x: line 1, column 12: found [, expected less nesting"},
+        {"{\"a\":[1,2,3,4,5]}", "x: line 1, column 14: found ,5]}, expected a shorter list"},
+        {"{\"a\":[[],1,[],3,4,5]}", "x: line 1, column 16: found ,4, expected a shorter list"},
+        {"{\"a\":01}", "x: line 1, column 6: found 01}, expected a JSON number"},
+        {"{]]]]]]]]", "x: line 1, column 3: found ]]]]]]], expected well-formed JSON"},
+        {"{\"\\", "x: line 1, column 2: found \"\\, expected a string that ends"},
+        {"{\"a\":[{\"b\":1,\"b\":2}]}", "x: a: found the key \"b\" twice, expected it once"},
+        {"{\"0123456789\":0,\"0123456789\":0,\"0\":1,\"1\":2}", "x: found 43 bytes, expected at most 40"},
+        {"{\"a\":0,\"b\":0,\"c\":0,\"d\":0,\"e\":0,\"a\":0}",
+         "x: top level: found the key \"a\" twice, expected it once"},
     };
     qr_error error;
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        CHECK_INT(guard(bad[i].text, strlen(bad[i].text), &error), -1);
+        CHECK_INT(parse(bad[i].text, strlen(bad[i].text), &error), -1);
         CHECK_TEXT(error.text, bad[i].says);
     }
-    CHECK_INT(guard("{\"a\0\":1}", 8, &error), -1);
-    CHECK_INT(guard("{\"\\\\u0000 \\\"[[[[[[\":[1,2,3,4]}", 30, &error), 0); /* an escaped backslash, then text */
-    CHECK_INT(guard(" {\"\xF0\x9F\x98\x80\xED\x9F\xBF\":1}", 13, &error), 0);
-    CHECK_INT(guard("{\"\\", 3, &error), 0); /* ends in an escape: for the parser to refuse */
-    CHECK_INT(guard("{]]]]]]]]", 9, &error), 0);
+    CHECK_INT(parse("{\"a\0\":1}", 8, &error), -1);
+    CHECK_INT(parse("{\"\\\\u0000 \\\"[[[[[[\":[1,2,3,4]}", 30, &error), 0); /* an escaped backslash, then text */
+    CHECK_INT(parse(" {\"\xF0\x9F\x98\x80\xED\x9F\xBF\":1} ", 14, &error), 0);
+}
+
+TEST(a_key_that_comes_twice_is_found_among_few_and_many)
+{
+    for (int count = 2; count <= 12; count++) {
+        qr_error error = {0};
+        char text[96] = "{";
+        const qr_json_rules rules = {.source = "x", .kind = QR_BAD_CHECKPOINT, .bytes = sizeof text, .depth = 1};
+        cJSON *tree = NULL;
+        size_t n = 1;
+        for (int i = 0; i < count; i++)
+            n += (size_t)snprintf(text + n, sizeof text - n, "%s\"%c\":%d", i > 0 ? "," : "", 'a' + i, i % 2);
+        text[n++] = '}';
+        CHECK_INT(qr_json_parse(text, n, &rules, &tree, &error), 0);
+        cJSON_Delete(tree);
+        text[n - 5] = 'a'; /* the last key, once more the first */
+        CHECK_INT(qr_json_parse(text, n, &rules, &tree, &error), -1);
+        CHECK_TEXT(error.text, "x: top level: found the key \"a\" twice, expected it once");
+    }
 }
 
 TEST(names_in_messages_are_short_and_whole)
 {
     char shown[QR_SHOWN_SIZE], name[400];
 
-    CHECK_TEXT(qr_shown("a\tb\x7F", shown), "a?b?");
+    CHECK_TEXT(qr_shown("a\tb\x7F", shown, sizeof shown), "a?b?");
     for (size_t i = 0; i < 130; i++)
         memcpy(name + 3 * i, "\xE2\x82\xAC", 4);
-    qr_shown(name, shown);
+    qr_shown(name, shown, sizeof shown);
     CHECK(strlen(shown) < QR_SHOWN_SIZE);
     CHECK_TEXT(shown + strlen(shown) - 6, "\xE2\x82\xAC...");
 }
