@@ -118,7 +118,7 @@ class Step:
         """A token whose id differs from the one before it starts a sequence: nothing older is seen or remembered."""
         self.begin = self.begin.copy()
         self.advance = self._kept.astype(np.int64)
-        self._sequence = np.full(len(ids), _NO_SEQUENCE)
+        self._sequence = np.empty(len(ids), np.int64)
         self._sequence_begin = self._sequence_begin.copy()
         for row, kept in enumerate(self._kept):
             last = _NO_SEQUENCE if self.cache.sequence is None else self.cache.sequence[row]

@@ -321,6 +321,21 @@ def test_B6_a_fully_masked_row_is_zero_in_attention_and_never_nan(model, ids):
     assert later[:1].tobytes() == model(ids[:1, :4]).logits.tobytes()
 
 
+@pytest.mark.parametrize("places", [[0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1], [1, 1, 1, 1, 0, 0]], ids=str)
+def test_attention_weights_stand_in_the_columns_that_were_fed(model, ids, places):
+    """Also in a second call; a pad attends to nothing and nothing attends to it."""
+    filled, mask = padded(ids, places)
+    padded_cache, plain = qwenref.Cache(model, batch=2), qwenref.Cache(model, batch=2)
+    for turn in range(2):
+        got = model(filled, attention_mask=mask, cache=padded_cache, output_attentions=True).attentions
+        want = model(ids[:, :4], cache=plain, output_attentions=True).attentions
+        columns = np.tile(places, turn + 1) == 1
+        for ours, own in zip(got, want, strict=True):
+            assert ours.shape == (*own.shape[:2], 6, 6 * (turn + 1))
+            assert np.array_equal(ours[:, :, mask[0] == 1][..., columns], own)
+            assert not ours[:, :, mask[0] == 0].any() and not ours[..., ~columns].any()
+
+
 def test_positions_count_tokens_and_pads_stand_at_zero(model, ids):
     seen = []
     hook = model.model.rotary_emb.register_forward_pre_hook(lambda module, args: seen.append(np.array(args[1])))

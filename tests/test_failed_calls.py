@@ -107,20 +107,22 @@ def lines_of(call, stop_at=None):
     return count
 
 
-@pytest.mark.parametrize("share", [17, pytest.param(1, marks=pytest.mark.slow)])
-def test_ctrl_c_at_any_line(ids, share):
+def test_ctrl_c_at_any_line(ids):
     """Before the last lines nothing has changed, after them everything; never a half, and never a blocked cache."""
     model = qwenref.from_config(CONFIGS["GQA 6"], seed=1)
     start = qwenref.Cache(model, batch=2)
     model(ids[:, :9], attention_mask=MASK, cache=start)
     saved, before = start.snapshot(), states(start)
-    expected = second_turn(model, ids, start).tobytes()
-    after, full = states(start), cache_bits(start)
+    retry = np.array([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0]])  # leaves slots alone that the interrupted call had filled
+    expected = second_turn(model, ids, start, attention_mask=retry).tobytes()
+    retried = cache_bits(start)
+    start.restore(saved)
+    second_turn(model, ids, start)
+    after = states(start)
     start.restore(saved)
     total = lines_of(lambda: second_turn(model, ids, start))
     assert total > 300
-    ends = set(range(1, total + 1, share)) | set(range(total - 60, total + 1))
-    for line in sorted(ends):
+    for line in range(1, total + 1):
         cache = qwenref.Cache(model, batch=2)
         cache.restore(saved)
         with pytest.raises(KeyboardInterrupt):
@@ -128,8 +130,8 @@ def test_ctrl_c_at_any_line(ids, share):
         assert cache.step is None, line
         assert states(cache) in (before, after), line
         if states(cache) == before:
-            assert second_turn(model, ids, cache).tobytes() == expected, line
-        assert cache_bits(cache) == full, line
+            assert second_turn(model, ids, cache, attention_mask=retry).tobytes() == expected, line
+            assert cache_bits(cache) == retried, line
 
 
 def states(cache):
