@@ -53,9 +53,11 @@ static int check_index(const qr_checkpoint *checkpoint, const qr_index *index, c
     char one[QR_SHOWN_SIZE];
     int64_t i = 0, j = 0;
 
-    while (i < index->rows || j < checkpoint->tensors) {
+    for (;;) {
         const qr_index_row *row = i < index->rows ? &index->row[i] : NULL;
         const qr_tensor *t = j < checkpoint->tensors ? checkpoint->tensor[j] : NULL;
+        if (row == NULL && t == NULL)
+            break;
         const int order = row == NULL ? 1 : t == NULL ? -1 : strcmp(row->name, t->name);
         if (order < 0)
             qr_fault(&absent, "%s, said to be in %s", qr_shown(row->name, one, sizeof one), index->file[row->file]);

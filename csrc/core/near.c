@@ -25,7 +25,7 @@ static int part_distance(part a, part b)
     for (int j = 0; j <= b.length; j++)
         row[j] = j;
     for (int i = 1; i <= a.length; i++) {
-        int diagonal = row[0], least = i;
+        int diagonal = i - 1, least = i;
         row[0] = i;
         for (int j = 1; j <= b.length; j++) {
             const int replaced = diagonal + (a.text[i - 1] != b.text[j - 1]);
@@ -66,7 +66,7 @@ void qr_near_consider(qr_near *near, const char *asked, const char *name)
     for (int j = 0; j <= m; j++)
         row[j] = j * PART_COST;
     for (int i = 1; i <= n; i++) {
-        int diagonal = row[0];
+        int diagonal = (i - 1) * PART_COST;
         letters += a[i - 1].length;
         row[0] = i * PART_COST;
         for (int j = 1; j <= m; j++) {
