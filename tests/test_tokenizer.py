@@ -49,9 +49,8 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def witness():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(hub.resolve("tiny"))
+    transformers = pytest.importorskip("transformers", reason="the witness needs transformers (extra 'test')")
+    return transformers.AutoTokenizer.from_pretrained(hub.resolve("tiny"))
 
 
 @pytest.fixture
