@@ -1,5 +1,8 @@
 """The binder of ops: sizes, what may be given for an input or an output, and what a call leaves behind."""
 
+import gc
+import sys
+
 import numpy as np
 import pytest
 from op_rows import ROWS
@@ -108,3 +111,50 @@ def test_an_output_may_not_lie_in_a_cache_that_is_read():
     with pytest.raises(InputError, match="attention_scores: the array given for s overlaps k"):
         ops.attention_scores(q, cache[:, :, :8:2], begin, end, 1.0, s=inside)
     assert ops.attention_scores(q, cache[:, :, :8:2], begin, end, 1.0, s=behind) is behind
+
+
+# ---------------------------------------------------------------------------------------------- what is left behind
+
+
+class Fails:
+    """Fails in every way a call may ask for a value"""
+
+    def fail(self, *args, **kwargs):
+        raise ZeroDivisionError
+
+    __float__ = __bool__ = __array__ = fail
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_call_keeps_no_reference_whether_it_succeeds_or_fails(name):
+    op, good, fails = getattr(ops, name), dict(ROWS[name].calls[0]), Fails()
+    inputs, outputs = signature(name)
+    calls = [good, good | all_outputs(name), good | {"nonsense": 1}]
+    for p in inputs:
+        if p.name in good:
+            a = np.asarray(good[p.name])
+            swapped = a.astype(a.dtype.newbyteorder(">"))
+            calls += [
+                good | {p.name: wrong} for wrong in (fails, a.astype(complex), np.zeros((1,) * 9, a.dtype), swapped)
+            ]
+    calls += [good | {p.name: wrong} for p in outputs for wrong in (fails, np.zeros(3, np.float32))]
+    watched = [
+        op,
+        fails,
+        np.dtype(np.float32),
+        *(a for call in calls for a in call.values() if isinstance(a, np.ndarray)),
+    ]
+
+    def try_all(times):
+        failed = 0
+        for call in calls * times:
+            try:
+                op(**call)
+            except (ShapeError, InputError, TypeError, ZeroDivisionError):
+                failed += 1
+        gc.collect()
+        return failed, [sys.getrefcount(thing) for thing in watched]
+
+    _, before = try_all(1)
+    failed, after = try_all(50)
+    assert failed >= 50 * (len(calls) - 3 - 2 * len(inputs)) and after == before
