@@ -9,6 +9,7 @@ import time
 import traceback
 
 from qwenref._version import __version__
+from qwenref.plain import plain
 
 FINE, FINDING, UNDECIDED, BAD_INPUT, UNREACHABLE = range(5)
 INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
@@ -65,7 +66,7 @@ def inspect(options):
     elif options.cache is not None:
         _show(overview.cache_text(model, options.cache))
     elif options.tree or options.depth is not None:
-        _show(tree(model, options.depth))
+        _show(tree(model, options.depth).text())
     else:
         _show(overview.overview_text(facts, _width()))
     return FINDING if facts["tokenizer"]["error"] else FINE
@@ -213,19 +214,8 @@ def _width():
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
 
 
-_ASCII = {"├ ": "|-", "└ ": "`-", "│ ": "| ", "·": "-", "…": "...", "–": "-", "▏": "|", "⟨": "<", "⟩": ">", "␣": "_"}
-
-
-def _plain(text, stream):
-    if (getattr(stream, "encoding", None) or "").lower().startswith("utf") and os.environ.get("TERM") != "dumb":
-        return text
-    for character, substitute in _ASCII.items():
-        text = text.replace(character, substitute)
-    return text
-
-
 def _show(text):
-    print(_plain(text, sys.stdout))
+    print(plain(text, sys.stdout))
 
 
 def _stream(piece):
@@ -239,7 +229,7 @@ def _show_json(kind, facts):
 
 def _tell(text):
     sys.stdout.flush()
-    print(_plain(text, sys.stderr), file=sys.stderr)
+    print(plain(text, sys.stderr), file=sys.stderr)
 
 
 def _explain(error):

@@ -440,6 +440,15 @@ class Module(_C.Module):
     def _child_lines(self):
         return [f"({name}): {_indent(repr(module))}" for name, module in self._modules.items()]
 
+    def tree(self, depth=None, only=None):
+        """The readable tree: layers grouped by kind, parameters, bytes.  `only` is a glob over paths."""
+        from qwenref.tree import tree
+
+        return tree(self, depth, only)
+
+    def _repr_html_(self):
+        return self.tree()._repr_html_()
+
     def __repr__(self):
         extra = self.extra_repr()
         own, children = extra.split("\n") if extra else [], self._child_lines()
