@@ -28,6 +28,7 @@ from qwenref.errors import (
     UnknownName,
     Unreachable,
 )
+from qwenref.hooklist import clear_hooks, hooks
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding, SiLUActivation
 from qwenref.loading import from_config, from_pretrained
 from qwenref.model import ForCausalLM, ForConditionalGeneration, Model
@@ -98,10 +99,12 @@ __all__ = [
     "__version__",
     "cache_size",
     "capture",
+    "clear_hooks",
     "edit",
     "from_config",
     "from_pretrained",
     "get_num_threads",
+    "hooks",
     "mixers",
     "numerics",
     "ops",

@@ -156,15 +156,15 @@ class Cache:
         self.layers = fresh_layers(self.config, B, self.dtype)
 
     def __repr__(self):
-        lengths = self.length.tolist()
-        tokens = f"{lengths[0]:,}" if len(set(lengths)) == 1 else ", ".join(f"{n:,}" for n in lengths)
-        rows = "1 row" if self.batch == 1 else f"{self.batch} rows"
-        parts = []
-        for kind, words in ((AttentionLayerCache, "keys/values"), (DeltaNetLayerCache, "conv and state")):
-            layers = [layer for layer in self.layers if isinstance(layer, kind)]
-            if layers:
-                parts.append(f"{len(layers)} x {words} {_mebibytes(sum(layer.nbytes for layer in layers))}")
-        return f"Cache · {rows}, {tokens} tokens · {self.dtype} · {_mebibytes(self.nbytes)} = {' + '.join(parts)}"
+        from qwenref.cache_display import cache_text
+        from qwenref.plain import plain
+
+        return plain("\n".join(cache_text(self)))
+
+    def _repr_html_(self):
+        from qwenref.cache_display import cache_html
+
+        return cache_html(self)
 
     @property
     def nbytes(self):
@@ -235,7 +235,3 @@ def _text_config(source):
 
         config = as_config(config)
     return config.text_config
-
-
-def _mebibytes(n):
-    return f"{n / 2**20:.4g} MiB"

@@ -272,6 +272,30 @@ class Capture(Counting):
                 tensors[name if len(kept) == 1 else f"{name}#{step}"] = np.asarray(array)
         _C.save_safetensors(path, tensors, {"format": "qwenref.capture", "calls": str(len(self.calls))})
 
+    # ---- looking
+
+    def tree(self):
+        """Every call and every pattern of names, however many."""
+        return self._view(limit=None)
+
+    def save_html(self, path):
+        """Write one HTML file that stands alone, with every pattern and more pictures than a notebook cell shows."""
+        from qwenref.capture_display import save_html
+
+        save_html(self._view(limit=None, pictures=48), path)
+
+    def __repr__(self):
+        return str(self._view())
+
+    def _repr_html_(self):
+        return self._view()._repr_html_()
+
+    def _view(self, **options):
+        from qwenref.capture_display import CaptureView
+
+        calls = getattr(self, "calls", [])  # there are none before the block is opened
+        return CaptureView(calls, self._values, self.targets, self.nbytes, self.max_bytes, **options)
+
     def _full(self, name):
         for root in ROOTS:
             if root + name in self._values:

@@ -1,8 +1,13 @@
 """Hook tables: entering a hook, the handle that takes it out again, and the hooks of the whole process."""
 
 import itertools
+import re
+import sys
+import time
 import weakref
 from collections import OrderedDict
+
+import numpy as np
 
 from qwenref import _C
 from qwenref.errors import HookError, compose
@@ -30,6 +35,7 @@ class RemovableHandle:
             hooks = table()
             if hooks is not None:
                 hooks.pop(self.id, None)
+                getattr(hooks, "since", {}).pop(self.id, None)
 
     def __enter__(self):
         return self
@@ -51,12 +57,21 @@ def register(hook, hooks, *, prepend=False, **options):
     """Enter `hook` into `hooks`; each option is a pair (wanted, table of the ids that have it)."""
     handle = RemovableHandle(hooks, *(table for _, table in options.values()))
     hooks[handle.id] = hook
+    _note_time(hooks, handle.id)
     for wanted, table in options.values():
         if wanted:
             table[handle.id] = True
     if prepend:
         hooks.move_to_end(handle.id, last=False)
     return handle
+
+
+def _note_time(hooks, id):
+    """When a hook was entered is kept on its table, where it goes with the table and can be listed."""
+    since = hooks.__dict__.setdefault("since", {})
+    if len(since) > 2 * len(hooks):  # hooks that left without their handle
+        hooks.since = since = {key: value for key, value in since.items() if key in hooks}
+    since[id] = time.time()
 
 
 def register_module_forward_pre_hook(hook):
@@ -78,7 +93,34 @@ def hook_name(hook):
     """What a message calls a hook: its name and where it was written."""
     name = getattr(hook, "__qualname__", type(hook).__qualname__)
     code = getattr(hook, "__code__", None)
-    return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
+    return name if code is None else f"{name} ({_source(code.co_filename)}, line {code.co_firstlineno})"
+
+
+def _source(file):
+    """A file name; of code typed into a notebook, the number of its cell."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    try:
+        words = shell.compile.format_code_name(file)  # ("Cell", "In[7]")
+        return f"notebook cell {words[1].strip('In[] ')}" if words else file
+    except Exception:  # no notebook, or one that counts its cells in another way
+        return file
+
+
+def wrong_answer(module, hook, result, answer):
+    """The error for a hook that put something else in place of an array, or of a tuple of some length."""
+
+    def words(value):
+        return "an array" if isinstance(value, np.ndarray) else f"a tuple of {len(value)}"
+
+    odd = isinstance(answer, (np.ndarray, tuple))
+    found = words(answer) if odd else f"{'an' if type(answer).__name__[0] in 'aeiou' else 'a'} {type(answer).__name__}"
+    what = "layer" if type(module).__name__ == "DecoderLayer" else "module"
+    where = module._path or type(module).__name__
+    where = re.sub(r"^model\.(language_model\.)?(?=.)", "", where)
+    return HookError(
+        f"{where}: forward hook {hook_name(hook)} returned {found}; the {what} returns {words(result)}. "
+        "Return None to leave the output alone"
+    )
 
 
 def pair(module, hook, answer):

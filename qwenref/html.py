@@ -49,6 +49,7 @@ def _style():
         ".qr-vision{border-top:6px dotted var(--qr-vision)}"
         ".qr table{border-collapse:collapse}"
         ".qr th,.qr td{text-align:left;padding:0 .6em 0 0;font-weight:normal;background:none}"
+        ".qr figure{display:inline-block;margin:.3em .8em .3em 0;vertical-align:top;max-width:16em}"
         ".qr img{image-rendering:pixelated;vertical-align:top;margin:.2em .6em .2em 0}"
         ".qr svg{stroke:var(--qr-delta);fill:none;vertical-align:middle}"
         "</style>"

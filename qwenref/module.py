@@ -54,6 +54,13 @@ def _type_name(value):
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _fits(result, answer):
+    """Whether a hook may put `answer` in the place of `result` where it is known what the module returns."""
+    if isinstance(result, tuple):
+        return isinstance(answer, tuple) and len(answer) == len(result)
+    return not isinstance(result, np.ndarray) or isinstance(answer, np.ndarray)
+
+
 def _check_name(module, kind, name, registry):
     if not isinstance(name, str):
         raise TypeError(f"{kind} name should be a string. Got {_type_name(name)}")
@@ -130,6 +137,8 @@ class Module(_C.Module):
                 started.add(key)
                 answer = self._run_hook(key, hook, args, kwargs, result)
                 if answer is not None:
+                    if self.output_dims != "*" and not _fits(result, answer):
+                        raise handles.wrong_answer(self, hook, result, answer)
                     result = answer
             return result
         except Exception:

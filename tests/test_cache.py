@@ -54,7 +54,7 @@ def test_lengths_shapes_and_bytes(model, ids):
             else:
                 state = (2, c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
                 assert shapes == {"conv_state": (2, c.conv_dim, 3), "recurrent_state": state}
-    assert repr(cache).startswith("Cache · 2 rows, 78 tokens · float32 · ")
+    assert repr(cache).startswith("Cache · 2 rows, 78 tokens · ")
 
 
 @pytest.mark.parametrize("source", [CONFIG, "tiny", qwenref.from_config(CONFIG)], ids=["dict", "name", "model"])

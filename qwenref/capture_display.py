@@ -1,0 +1,229 @@
+"""What a Capture shows: its calls, its names grouped by pattern over the layers, ranges and small pictures.
+
+Of large values a sample is looked at, so that looking stays quick; the display says so.
+"""
+
+import re
+from html import escape
+
+import numpy as np
+
+from qwenref.arrays import extent, finite_text, picture, range_text, shape_text
+from qwenref.html import Raw, block, table
+from qwenref.plain import broken, plain
+from qwenref.sizes import memory
+
+_STEPS, _LINES = 8, 40  # calls and lines of a repr
+_LOOKED_AT = 1 << 22  # elements per display; shared by its lines
+_PICTURES = 6
+
+
+class Group:
+    """Names that differ only in their layer and hold arrays of one shape."""
+
+    def __init__(self, pattern, site):
+        self.pattern, self.site, self.members = pattern, site, []  # members (name, {step: array})
+
+    @property
+    def first(self):
+        """(name, array) of the first name in its first step."""
+        name, kept = self.members[0]
+        return name, kept[min(kept)]
+
+    def line(self, elements):
+        """(shape, range, finding) in words."""
+        array = self.first[1]
+        try:
+            found = _joined([a for _, kept in self.members for a in kept.values()], elements)
+        except Exception as error:
+            return shape_text(array, self.site.dims), broken(error), ""
+        finding = finite_text(found) if found.nan or found.inf or found.masked else ""
+        mark = "~" if found.stride > 1 else ""
+        words = mark + range_text(found) if found.min == found.min else ""
+        return shape_text(array, self.site.dims), words, re.sub(r" first at .*", "", finding)
+
+
+def _joined(arrays, elements):
+    """Range and counts over several arrays, looking at no more than about `elements` entries."""
+    found = [extent(array, max(1 << 14, elements // len(arrays))) for array in arrays]
+    lows, highs = [f.min for f in found if f.min == f.min], [f.max for f in found if f.max == f.max]
+    return found[0]._replace(
+        min=min(lows, default=float("nan")),
+        max=max(highs, default=float("nan")),
+        nan=sum(f.nan for f in found),
+        inf=sum(f.inf for f in found),
+        masked=sum(f.masked for f in found),
+        first_bad=next((f.first_bad for f in found if f.first_bad is not None), ()),
+        stride=max(f.stride for f in found),
+    )
+
+
+def groups_of(values, targets):
+    """[Group] of {name: {step: array}}, in the order of the tree."""
+    found = {}
+    for name, kept in values.items():
+        if not kept:
+            continue
+        first, short = kept[min(kept)], re.sub(r"^model\.(language_model\.)?", "", name)
+        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", short)
+        group = found.setdefault((pattern, first.shape, first.dtype), Group(pattern, targets[name]))
+        group.members.append((name, kept))
+    for group in found.values():
+        if len(group.members) == 1:
+            group.pattern = re.sub(r"^model\.(language_model\.)?", "", group.members[0][0])
+    return list(found.values())
+
+
+class CaptureView:
+    """Text and HTML of a capture; `limit` lines, or all there is."""
+
+    def __init__(self, calls, values, targets, nbytes, max_bytes, limit=_LINES, pictures=_PICTURES):
+        self.calls, self.values, self.nbytes, self.max_bytes = calls, values, nbytes, max_bytes
+        self.groups = groups_of(values, targets)
+        self.limit, self.pictures = limit, pictures
+
+    @property
+    def headline(self):
+        n = len(self.calls)
+        tokens = [f"{call['T']:,}" if call else "?" for call in self.calls]
+        shown = " + ".join(tokens if n <= 4 else [*tokens[:3], "…", tokens[-1]])
+        fed = f" ({shown} token{'s' * (tokens != ['1'])})" if n else ""
+        names = len(self.values)
+        return (
+            f"Capture · {n:,} call{'s' * (n != 1)}{fed} · {names:,} name{'s' * (names != 1)} · "
+            f"{memory(self.nbytes)} of {memory(self.max_bytes)} budget"
+        )
+
+    def steps(self):
+        """(step, tokens, names, bytes, phase) of each step that was kept."""
+        kept = {}
+        for arrays in self.values.values():
+            for step, array in arrays.items():
+                names, nbytes = kept.get(step, (0, 0))
+                kept[step] = names + 1, nbytes + array.nbytes
+        for step in sorted(kept):
+            call = self.calls[step] if step < len(self.calls) else {}
+            yield step, call.get("T"), *kept[step], _phase(call)
+
+    def _step_rows(self):
+        rows = [
+            (f"{step:,}", "?" if tokens is None else f"{tokens:,}", f"{names:,}", memory(nbytes), phase)
+            for step, tokens, names, nbytes, phase in self.steps()
+        ]
+        if self.limit and len(rows) > _STEPS:
+            return rows[: _STEPS - 1], f"… {len(rows) - _STEPS + 1:,} more steps: c.steps(name), c.tree()"
+        return rows, ""
+
+    def _pattern_rows(self, used):
+        room = len(self.groups) if not self.limit else self.limit - used
+        shown = self.groups if len(self.groups) <= room else self.groups[: room - 1]
+        left = len(self.groups) - len(shown)
+        looked_at = _LOOKED_AT // max(1, len(shown))
+        rows = [(g.pattern, f"x {len(g.members)}", *g.line(looked_at)) for g in shown]
+        notes = [f"… {left:,} more pattern{'s' * (left != 1)}: c.names(), c.tree()"] if left else []
+        if any(row[3].startswith("~") for row in rows):
+            notes.insert(0, "~ of a sample")
+        return shown, rows, " · ".join(notes)
+
+    def text(self):
+        steps, more = self._step_rows()
+        lines = [self.headline]
+        if steps:
+            lines.append("  step  tokens  names       bytes")
+            lines += [f"  {a:>4}  {b:>6}  {c:>5}  {d:>10}   {e}".rstrip() for a, b, c, d, e in steps]
+        if more:
+            lines.append(f"  {more}")
+        _, rows, notes = self._pattern_rows(len(lines) + 1)
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+        for row in rows:
+            columns = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+            lines.append("  ".join(["", columns, *filter(None, row[3:])]).rstrip())
+        if notes:
+            lines.append(f"  {notes}")
+        return "\n".join(lines)
+
+    def html(self):
+        steps, more = self._step_rows()
+        shown, rows, notes = self._pattern_rows(len(steps) + 4)
+        body = f"<p><b>{escape(self.headline)}</b></p>\n"
+        body += table(("step", "tokens", "names", "bytes", "phase"), steps) if steps else ""
+        body += f"<p>{escape(more)}</p>" if more else ""
+        cells = [
+            (*row[:4], " ".join(filter(None, row[4:])), Raw(_sparkline(group)))
+            for group, row in zip(shown, rows, strict=True)
+        ]
+        body += table(("names", "layers", "array", "range", "finding", "by layer"), cells) if cells else ""
+        body += f"<p>{escape(notes)}</p>" if notes else ""
+        drawn = [picture for picture in map(_thumbnail, shown) if picture]
+        body += "\n".join(drawn[: self.pictures])
+        if len(drawn) > self.pictures:
+            body += f"<p>more pictures: {len(drawn) - self.pictures:,}, c.save_html(path)</p>"
+        return body
+
+    def __str__(self):
+        return plain(self.text())
+
+    __repr__ = __str__
+
+    def _repr_html_(self):
+        return block(self.html())
+
+
+def _phase(call):
+    if not call:
+        return "part"
+    return "prefill" if call["S"] == call["T"] else "decode" if call["T"] == 1 else "continued"
+
+
+def _sparkline(group):
+    """Range of the values over the layers: the largest above, the smallest below."""
+    if len(group.members) < 2:
+        return ""
+    each = _LOOKED_AT // 4 // len(group.members)
+    found = [_joined(list(kept.values()), each) for _, kept in group.members]
+    values = np.array([(f.min, f.max) for f in found], float)
+    if not np.isfinite(values).all():
+        return ""
+    low, high = values.min(), values.max()
+    x = np.linspace(1, 95, len(values))
+    y = 19 - 18 * (values - low) / (high - low if high > low else 1)
+    step = -(-len(x) // 64)  # a deep stack is thinned, so that the picture stays small
+    lines = "".join(
+        f'<polyline points="{" ".join(f"{a:.0f},{b:.0f}" for a, b in zip(x[::step], row[::step], strict=True))}"/>'
+        for row in y.T
+    )
+    name = escape(f"smallest and largest value of {group.pattern}, layer by layer", quote=True)
+    return f'<svg width="96" height="20" role="img" aria-label="{name}">{lines}</svg>'
+
+
+def _thumbnail(group):
+    """Picture of the last two dimensions of the first array, where they make one."""
+    name, array = group.first
+    if array.ndim < 2 or min(array.shape[-2:]) < 2 or array.dtype.kind not in "f" and array.dtype.name != "bfloat16":
+        return ""
+    try:
+        matrix = array[(0,) * (array.ndim - 2)]
+        uri, low, high, blocks = picture(np.asarray(matrix, np.float32))
+        largest = np.unravel_index(int(np.argmax(np.abs(np.nan_to_num(matrix, neginf=0)))), matrix.shape)
+        dims = group.site.dims if len(group.site.dims) == array.ndim else ("",) * array.ndim
+        others = [f"{d} 0" for d, size in zip(dims[:-2], array.shape, strict=False) if d and size > 1]
+        words = ", ".join([re.sub(r"^model\.(language_model\.)?", "", name), *others])
+        words += f": {' x '.join(f'{d} {n:,}'.strip() for d, n in zip(dims[-2:], matrix.shape, strict=True))}"
+        words += f", scale {low:.4g} … {high:.4g}" + (", largest of each block" if blocks else "")
+        alt = f"{words}; largest magnitude at [{largest[0]}, {largest[1]}]"
+    except Exception as error:
+        return f"<p>{escape(broken(error))}</p>"
+    size = max(96 // max(matrix.shape), 1)
+    width, height = (min(96, n * size) for n in (matrix.shape[1], matrix.shape[0]))
+    image = f'<img src="{uri}" width="{width}" height="{height}" alt="{escape(alt, quote=True)}">'
+    return f'<figure title="{escape(alt, quote=True)}">{image}<figcaption>{escape(words)}</figcaption></figure>'
+
+
+def save_html(view, path):
+    """One file that shows the view by itself."""
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>'
+        f"{escape(view.headline)}</title></head><body>{view._repr_html_()}</body></html>\n"
+    )
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page)
