@@ -13,12 +13,12 @@ from qwenref.numerics import active
 _LARGEST = np.iinfo(np.int64).max
 
 
-def refuse_unknown(unknown, known, owner="forward"):
+def refuse_unknown(unknown, known):
     """TypeError for keyword arguments that do not exist, with the nearest that does."""
     for name in unknown:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise TypeError(f"{owner}: unexpected '{name}'{hint}")
+        raise TypeError(f"unexpected '{name}'{hint}")
 
 
 def integers(values, name, dims):

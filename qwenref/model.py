@@ -4,6 +4,7 @@ import inspect
 
 import numpy as np
 
+from qwenref import absent
 from qwenref.errors import CapabilityMissing, InputError, compose
 from qwenref.inputs import checked_keep, hidden_or_ids, refuse_unknown
 from qwenref.layers import Linear
@@ -36,6 +37,9 @@ class LanguageModel(OpensSteps, Module):
     def text_model(self):
         """The TextModel inside."""
         raise NotImplementedError
+
+    def _absent(self, name):
+        return absent.from_stack(self, self._BACKBONE, name)
 
     @property
     def numerics(self):
@@ -159,6 +163,8 @@ _KEYWORDS = tuple(
 class ForCausalLM(LanguageModel):
     """Text only: `model.layers...`, `lm_head`."""
 
+    _BACKBONE = "model."
+
     def _add_backbone(self, config, dtype):
         self.model = TextModel(config.text_config, dtype)
 
@@ -178,12 +184,17 @@ class Model(Module):
         self.config = config
         self.language_model = TextModel(config.text_config, dtype)
 
+    def _absent(self, name):
+        return absent.from_stack(self, "language_model.", name)
+
     def forward(self, input_ids=None, **options):
         return self.language_model(input_ids=input_ids, **options)
 
 
 class ForConditionalGeneration(LanguageModel):
     """Text and vision: `model.language_model.layers...`, `lm_head`."""
+
+    _BACKBONE = "model.language_model."
 
     def _add_backbone(self, config, dtype):
         self.model = Model(config, dtype)

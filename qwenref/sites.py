@@ -153,6 +153,13 @@ def _nothing(pattern, names):
         short = re.sub(r"^model\.(language_model\.)?", "", name)
         groups.setdefault(re.sub(r"\.\d+(?=\.|$)", ".*", short), []).append(name)
     renamed = ".".join(_ALIASES.get(part, part) for part in pattern.split("."))
+    layer = re.fullmatch(r"(?:model\.)?(?:language_model\.)?layers\.(\d+)\.(?:linear|self)_attn\.attn_weights", renamed)
+    if layer and any(matches(f"layers.{layer[1]}.linear_attn", name) for name in names):
+        i = layer[1]
+        return (
+            f"layers.{i}.linear_attn has no attn_weights; "
+            f"its exact token-to-token matrix is layers[{i}].linear_attn.token_map(...)"
+        )
     general = re.sub(r"\.\d+(?=\.|$)", ".*", re.sub(r"^model\.(language_model\.)?", "", renamed))
     near = [general] if general in groups else difflib.get_close_matches(general, groups, n=3, cutoff=0.5)
     shown = ", ".join(f"{name} ({len(groups[name])} name{'s' * (len(groups[name]) > 1)})" for name in near)

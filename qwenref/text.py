@@ -6,7 +6,7 @@ DeltaNet G key heads of K channels and V value heads of D channels.  Every forwa
 
 import numpy as np
 
-from qwenref import ops
+from qwenref import absent, ops
 from qwenref.inputs import hidden_or_ids
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding
 from qwenref.module import Module, ModuleList
@@ -305,6 +305,9 @@ class DecoderLayer(Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
 
+    def _absent(self, name):
+        return absent.from_layer(self, name)
+
     def forward(
         self,
         hidden_states,
@@ -346,6 +349,9 @@ class TextModel(OpensSteps, Module):
         self.layers = ModuleList(DecoderLayer(config, i, dtype) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.rotary_emb = RotaryEmbedding(config)
+
+    def _absent(self, name):
+        return absent.from_stack(self, "", name)
 
     def forward(
         self,

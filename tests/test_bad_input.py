@@ -146,9 +146,9 @@ CALLS = {
     "near keyword": (
         on(atention_mask=None),
         TypeError,
-        "forward: unexpected 'atention_mask'; did you mean attention_mask?",
+        "unexpected 'atention_mask'; did you mean attention_mask?",
     ),
-    "unknown keyword": (on(zzz=1), TypeError, "forward: unexpected 'zzz'"),
+    "unknown keyword": (on(zzz=1), TypeError, "unexpected 'zzz'"),
     "pictures": (
         on(pixel_values=X),
         CapabilityMissing,

@@ -3,11 +3,34 @@
 
 static const char *const what[REGISTRIES] = {"parameter", "buffer", "module"};
 
+/* The message for an attribute that is not there (new). A class that knows more than the usual words has a method
+ * `_absent(name)`, which returns a message or None. It is looked up on the class only, so that it cannot ask for itself.
+ */
+static PyObject *
+absent_text(Node *self, PyObject *name)
+{
+    PyObject *method = PyUnicode_InternFromString("_absent");
+    PyObject *text = NULL;
+
+    if (method == NULL)
+        return NULL;
+    if (_PyType_Lookup(Py_TYPE(self), method) != NULL) {
+        text = PyObject_CallMethodObjArgs((PyObject *)self, method, name, NULL);
+        if (text == NULL || PyUnicode_Check(text)) {
+            Py_DECREF(method);
+            return text;
+        }
+        Py_DECREF(text);
+    }
+    Py_DECREF(method);
+    return PyUnicode_FromFormat("'%.200s' object has no attribute '%U'", Py_TYPE(self)->tp_name, name);
+}
+
 /* `name` and `obj` are what lets the interpreter add "Did you mean" when it prints the traceback, and only then. */
 static PyObject *
 raise_no_attribute(Node *self, PyObject *name)
 {
-    PyObject *text = PyUnicode_FromFormat("'%.200s' object has no attribute '%U'", Py_TYPE(self)->tp_name, name);
+    PyObject *text = absent_text(self, name);
     PyObject *args = text != NULL ? PyTuple_Pack(1, text) : NULL;
     PyObject *context = Py_BuildValue("{sOsO}", "name", name, "obj", (PyObject *)self);
     PyObject *error = args != NULL && context != NULL ? PyObject_Call(PyExc_AttributeError, args, context) : NULL;
