@@ -3,6 +3,7 @@
 Of large values a sample is looked at, so that looking stays quick; the display says so.
 """
 
+import math
 import re
 from html import escape
 
@@ -14,8 +15,9 @@ from qwenref.plain import broken, plain
 from qwenref.sizes import memory
 
 _STEPS, _LINES = 8, 40  # calls and lines of a repr
-_LOOKED_AT = 1 << 22  # elements per display; shared by its lines
+_LOOKED_AT = 1 << 21  # elements per display; shared by its lines
 _PICTURES = 6
+_DRAWN = 1 << 20  # entries of a picture that are looked at
 
 
 class Group:
@@ -23,6 +25,7 @@ class Group:
 
     def __init__(self, pattern, site):
         self.pattern, self.site, self.members = pattern, site, []  # members (name, {step: array})
+        self._found = None
 
     @property
     def first(self):
@@ -30,11 +33,18 @@ class Group:
         name, kept = self.members[0]
         return name, kept[min(kept)]
 
+    def by_layer(self, elements):
+        """Statistics of each name over its steps, looking at no more than about `elements` entries of the group."""
+        if self._found is None:
+            each = max(1 << 14, elements // sum(len(kept) for _, kept in self.members))
+            self._found = [_joined([extent(a, each) for a in kept.values()]) for _, kept in self.members]
+        return self._found
+
     def line(self, elements):
         """(shape, range, finding) in words."""
         array = self.first[1]
         try:
-            found = _joined([a for _, kept in self.members for a in kept.values()], elements)
+            found = _joined(self.by_layer(elements))
         except Exception as error:
             return shape_text(array, self.site.dims), broken(error), ""
         finding = finite_text(found) if found.nan or found.inf or found.masked else ""
@@ -43,9 +53,8 @@ class Group:
         return shape_text(array, self.site.dims), words, re.sub(r" first at .*", "", finding)
 
 
-def _joined(arrays, elements):
-    """Range and counts over several arrays, looking at no more than about `elements` entries."""
-    found = [extent(array, max(1 << 14, elements // len(arrays))) for array in arrays]
+def _joined(found):
+    """Range and counts of several statistics together."""
     lows, highs = [f.min for f in found if f.min == f.min], [f.max for f in found if f.max == f.max]
     return found[0]._replace(
         min=min(lows, default=float("nan")),
@@ -154,10 +163,10 @@ class CaptureView:
         ]
         body += table(("names", "layers", "array", "range", "finding", "by layer"), cells) if cells else ""
         body += f"<p>{escape(notes)}</p>" if notes else ""
-        drawn = [picture for picture in map(_thumbnail, shown) if picture]
-        body += "\n".join(drawn[: self.pictures])
-        if len(drawn) > self.pictures:
-            body += f"<p>more pictures: {len(drawn) - self.pictures:,}, c.save_html(path)</p>"
+        flat = [group for group in shown if _is_flat(group.first[1])]
+        body += "\n".join(map(_thumbnail, flat[: self.pictures]))
+        if len(flat) > self.pictures:
+            body += f"<p>more pictures: {len(flat) - self.pictures:,}, c.save_html(path)</p>"
         return body
 
     def __str__(self):
@@ -179,9 +188,7 @@ def _sparkline(group):
     """Range of the values over the layers: the largest above, the smallest below."""
     if len(group.members) < 2:
         return ""
-    each = _LOOKED_AT // 4 // len(group.members)
-    found = [_joined(list(kept.values()), each) for _, kept in group.members]
-    values = np.array([(f.min, f.max) for f in found], float)
+    values = np.array([(f.min, f.max) for f in group.by_layer(_LOOKED_AT)], float)
     if not np.isfinite(values).all():
         return ""
     low, high = values.min(), values.max()
@@ -196,21 +203,26 @@ def _sparkline(group):
     return f'<svg width="96" height="20" role="img" aria-label="{name}">{lines}</svg>'
 
 
+def _is_flat(array):
+    """Whether the last two dimensions of an array make a picture."""
+    return array.ndim > 1 and min(array.shape[-2:]) > 1 and (array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+
+
 def _thumbnail(group):
-    """Picture of the last two dimensions of the first array, where they make one."""
+    """Picture of the last two dimensions of the first array."""
     name, array = group.first
-    if array.ndim < 2 or min(array.shape[-2:]) < 2 or array.dtype.kind not in "f" and array.dtype.name != "bfloat16":
-        return ""
     try:
         matrix = array[(0,) * (array.ndim - 2)]
-        uri, low, high, blocks = picture(np.asarray(matrix, np.float32))
-        largest = np.unravel_index(int(np.argmax(np.abs(np.nan_to_num(matrix, neginf=0)))), matrix.shape)
+        thin = max(1, math.ceil(math.sqrt(matrix.size / _DRAWN)))
+        uri, low, high, blocks = picture(matrix[::thin, ::thin])
         dims = group.site.dims if len(group.site.dims) == array.ndim else ("",) * array.ndim
         others = [f"{d} 0" for d, size in zip(dims[:-2], array.shape, strict=False) if d and size > 1]
         words = ", ".join([re.sub(r"^model\.(language_model\.)?", "", name), *others])
         words += f": {' x '.join(f'{d} {n:,}'.strip() for d, n in zip(dims[-2:], matrix.shape, strict=True))}"
         words += f", scale {low:.4g} … {high:.4g}" + (", largest of each block" if blocks else "")
-        alt = f"{words}; largest magnitude at [{largest[0]}, {largest[1]}]"
+        words += f", one in {thin} rows and columns" if thin > 1 else ""
+        at = np.unravel_index(int(matrix[::thin, ::thin].argmax()), matrix[::thin, ::thin].shape)
+        alt = f"{words}; largest (or first NaN) at [{at[0] * thin}, {at[1] * thin}]"
     except Exception as error:
         return f"<p>{escape(broken(error))}</p>"
     size = max(96 // max(matrix.shape), 1)

@@ -239,12 +239,12 @@ def test_each_name_gives_its_full_path(tiny):
 @pytest.mark.measured
 def test_displays_of_the_27b_are_quick_and_read_no_weight(large):
     for show in (lambda: str(large.tree()), large._repr_html_):
-        best = min(_seconds(show) for _ in range(5))
+        best = min(seconds_of(show) for _ in range(5))
         print(f"{best * 1e3:.1f} ms")
         assert best < 0.05
 
 
-def _seconds(function):
+def seconds_of(function):
     began = time.perf_counter()
     function()
     return time.perf_counter() - began
