@@ -4,8 +4,6 @@ import time
 
 from qwenref import _C
 from qwenref.handles import global_always_called, global_with_kwargs, hook_name
-from qwenref.html import block, table
-from qwenref.plain import plain
 
 _TABLES = (("_forward_pre_hooks", "pre-hook"), ("_forward_hooks", "hook"))
 _OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -30,6 +28,8 @@ class HookList(list):
     """Hooks in the order of the tree; those of the whole process, which every module runs, come first."""
 
     def __repr__(self):
+        from qwenref.plain import plain
+
         head = f"{len(self):,} hook{'s' * (len(self) != 1)}"
         rows = [entry.row() for entry in self[:38]]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
@@ -38,6 +38,8 @@ class HookList(list):
         return plain("\n".join([head, *lines, *more]))
 
     def _repr_html_(self):
+        from qwenref.html import block, table
+
         rows = [entry.row() for entry in self[:38]]
         more = f"<p>… {len(self) - 38:,} more</p>" if len(self) > 38 else ""
         head = f"<p><b>{len(self):,} hook{'s' * (len(self) != 1)}</b></p>\n"

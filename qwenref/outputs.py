@@ -46,6 +46,6 @@ class ModelOutput:
         def shown(value):
             if hasattr(value, "shape"):
                 return f"{value.dtype} {list(value.shape)}"
-            return f"{len(value)} arrays" if isinstance(value, tuple) else repr(value)
+            return f"{len(value)} arrays" if isinstance(value, tuple) else repr(value).split("\n")[0]
 
         return "\n".join([type(self).__name__, *(f"  {name:<18} {shown(value)}" for name, value in self.items())])

@@ -7,7 +7,7 @@ from base64 import b64decode
 
 import numpy as np
 import pytest
-from test_displays import seconds_of, checked_page, numbers
+from test_displays import checked_page, numbers, seconds_of
 from test_sizes import ROOT_27B
 
 import qwenref
