@@ -179,3 +179,13 @@ def test_other_threads_run_while_a_file_is_written(tmp_path):
         ticks += 1
     writer.join()
     assert ticks > 3, "64 MB and an fsync take several times half a millisecond"
+
+
+def test_a_mapping_whose_items_are_no_pairs_is_refused(tmp_path):
+    class Odd(dict):
+        def items(self):
+            return [["a", np.ones(1)]]
+
+    with pytest.raises(TypeError, match=r"items\(\) of the mapping gave list, expected pairs"):
+        _C.save_safetensors(tmp_path / "m", Odd())
+    assert os.listdir(tmp_path) == []

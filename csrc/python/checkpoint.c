@@ -1,16 +1,8 @@
 /* _C.Checkpoint, a mapping of tensor names to arrays over mapped files. */
-#include "py.h"
-
 #include "checkpoint.h"
 
-#include "../core/checkpoint.h"
 #include "../core/json_text.h"
 #include "../core/near.h"
-
-typedef struct Checkpoint {
-    PyObject_HEAD
-    qr_checkpoint *files; /* immutable after construction, so no lock; arrays keep the object alive by their base */
-} Checkpoint;
 
 static PyObject *
 checkpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -20,16 +12,16 @@ checkpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Checkpoint *self = NULL;
     qr_state *state = qr_state_of(type);
     qr_error error = {0};
-    int rc;
 
     if (state == NULL ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O&:Checkpoint", keywords, PyUnicode_FSConverter, &path))
         return NULL;
     self = (Checkpoint *)type->tp_alloc(type, 0);
     if (self != NULL) {
-        Py_BEGIN_ALLOW_THREADS rc = qr_checkpoint_open(PyBytes_AS_STRING(path), &self->files, &error);
-        Py_END_ALLOW_THREADS if (rc < 0)
-        {
+        PyThreadState *thread = PyEval_SaveThread();
+        const int rc = qr_checkpoint_open(PyBytes_AS_STRING(path), &self->files, &error);
+        PyEval_RestoreThread(thread);
+        if (rc < 0) {
             qr_raise(state, &error);
             Py_CLEAR(self);
         }
@@ -93,8 +85,8 @@ raise_missing(PyObject *self, PyObject *key)
     return NULL;
 }
 
-static const qr_tensor *
-require(PyObject *self, PyObject *key)
+const qr_tensor *
+qr_require_tensor(PyObject *self, PyObject *key)
 {
     const qr_tensor *tensor = look_up(self, key);
     if (tensor == NULL && !PyErr_Occurred())
@@ -107,7 +99,7 @@ require(PyObject *self, PyObject *key)
 static PyObject *
 checkpoint_getitem(PyObject *self, PyObject *key)
 {
-    const qr_tensor *t = require(self, key);
+    const qr_tensor *t = qr_require_tensor(self, key);
     const qr_checkpoint *files = ((Checkpoint *)self)->files;
     qr_state *state = qr_state_of(Py_TYPE(self));
     npy_intp shape[QR_MAX_DIMS];
@@ -244,38 +236,6 @@ PyDoc_STRVAR(info_doc, "info($self, name, /)\n--\n\n"
                        "dtype is the format's name (BF16); offset counts bytes from the start of the file.\n"
                        "Works for every dtype of the format, also those that have no array type.");
 
-static PyObject *
-checkpoint_info(PyObject *self, PyObject *key)
-{
-    const qr_tensor *t = require(self, key);
-    PyObject *module = PyType_GetModule(Py_TYPE(self)); /* borrowed */
-    PyObject *type = NULL, *shape = NULL, *file = NULL, *row = NULL, *info = NULL;
-
-    if (t == NULL || module == NULL)
-        return NULL;
-    type = PyObject_GetAttrString(module, "TensorInfo");
-    shape = PyTuple_New(t->ndim);
-    for (int i = 0; shape != NULL && i < t->ndim; i++) {
-        PyObject *size = PyLong_FromLongLong(t->shape[i]);
-        if (size == NULL)
-            Py_CLEAR(shape);
-        else
-            PyTuple_SET_ITEM(shape, i, size); /* steals */
-    }
-    file = PyUnicode_DecodeFSDefault(((Checkpoint *)self)->files->shard[t->shard].label);
-    if (type != NULL && shape != NULL && file != NULL)
-        row = Py_BuildValue("(sONLL)", qr_file_dtype_name(t->dtype), shape, file, (long long)t->begin,
-                            (long long)(t->end - t->begin)); /* N takes the reference to file, even on failure */
-    else
-        Py_XDECREF(file);
-    if (row != NULL)
-        info = PyObject_CallFunctionObjArgs(type, row, NULL);
-    Py_XDECREF(row);
-    Py_XDECREF(shape);
-    Py_XDECREF(type);
-    return info;
-}
-
 PyDoc_STRVAR(resident_doc, "resident($self, /)\n--\n\n"
                            "Bytes of the mapped files that are in memory, edited pages included. It is the system's\n"
                            "file cache that is counted, so pages another process read count too; of a file this user\n"
@@ -285,11 +245,13 @@ static PyObject *
 checkpoint_resident(PyObject *self, PyObject *unused)
 {
     qr_error error = {0};
-    int64_t bytes;
 
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS bytes = qr_checkpoint_resident(((Checkpoint *)self)->files, &error);
-    Py_END_ALLOW_THREADS if (bytes >= 0) return PyLong_FromLongLong(bytes);
+    PyThreadState *thread = PyEval_SaveThread();
+    const int64_t bytes = qr_checkpoint_resident(((Checkpoint *)self)->files, &error);
+    PyEval_RestoreThread(thread);
+    if (bytes >= 0)
+        return PyLong_FromLongLong(bytes);
     qr_state *state = qr_state_of(Py_TYPE(self));
     return state != NULL ? qr_raise(state, &error) : NULL;
 }
@@ -306,87 +268,21 @@ checkpoint_advise(PyObject *self, PyObject *args)
     const qr_tensor *t = NULL;
     qr_state *state = qr_state_of(Py_TYPE(self));
     qr_error error = {0};
-    int rc;
 
-    if (state == NULL || !PyArg_ParseTuple(args, "Us:advise", &key, &advice) || (t = require(self, key)) == NULL)
+    if (state == NULL || !PyArg_ParseTuple(args, "Us:advise", &key, &advice) ||
+        (t = qr_require_tensor(self, key)) == NULL)
         return NULL;
     const bool need = strcmp(advice, "willneed") == 0;
     if (!need && strcmp(advice, "dontneed") != 0) {
         qr_fail(&error, QR_BAD_INPUT, "advise: '%.40s' is no advice\n    expected 'willneed' or 'dontneed'", advice);
         return qr_raise(state, &error);
     }
-    Py_BEGIN_ALLOW_THREADS rc =
-        qr_tensor_advise(((Checkpoint *)self)->files, t, need ? QR_WILL_NEED : QR_DONT_NEED, &error);
-    Py_END_ALLOW_THREADS if (rc < 0) return qr_raise(state, &error);
+    PyThreadState *thread = PyEval_SaveThread();
+    const int rc = qr_tensor_advise(((Checkpoint *)self)->files, t, need ? QR_WILL_NEED : QR_DONT_NEED, &error);
+    PyEval_RestoreThread(thread);
+    if (rc < 0)
+        return qr_raise(state, &error);
     Py_RETURN_NONE;
-}
-
-static PyObject *
-get_files(PyObject *self, void *unused)
-{
-    const qr_checkpoint *files = ((Checkpoint *)self)->files;
-    PyObject *list = PyList_New(files->shards);
-
-    (void)unused;
-    for (int i = 0; list != NULL && i < files->shards; i++) {
-        PyObject *name = PyUnicode_DecodeFSDefault(files->shard[i].label);
-        if (name == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, i, name); /* steals */
-    }
-    return list;
-}
-
-static PyObject *
-get_nbytes(PyObject *self, void *unused)
-{
-    const qr_checkpoint *files = ((Checkpoint *)self)->files;
-    int64_t total = 0;
-
-    (void)unused;
-    for (int64_t i = 0; i < files->tensors; i++)
-        total += files->tensor[i]->end - files->tensor[i]->begin;
-    return PyLong_FromLongLong(total);
-}
-
-static PyObject *
-get_metadata(PyObject *self, void *unused)
-{
-    const qr_checkpoint *files = ((Checkpoint *)self)->files;
-    PyObject *dict = PyDict_New();
-
-    (void)unused;
-    for (int s = 0; dict != NULL && s < files->shards; s++)
-        for (int64_t i = 0; dict != NULL && i < files->shard[s].pairs; i++) {
-            PyObject *key = PyUnicode_FromString(files->shard[s].metadata[i].key);
-            PyObject *value = PyUnicode_FromString(files->shard[s].metadata[i].value);
-            if (key == NULL || value == NULL || PyDict_SetDefault(dict, key, value) == NULL)
-                Py_CLEAR(dict);
-            Py_XDECREF(key);
-            Py_XDECREF(value);
-        }
-    return dict;
-}
-
-static PyObject *
-get_dtypes(PyObject *self, void *unused)
-{
-    const qr_checkpoint *files = ((Checkpoint *)self)->files;
-    int64_t count[QR_FILE_DTYPES] = {0};
-    PyObject *dict = PyDict_New();
-
-    (void)unused;
-    for (int64_t i = 0; i < files->tensors; i++)
-        count[files->tensor[i]->dtype]++;
-    for (int i = 0; dict != NULL && i < QR_FILE_DTYPES; i++) {
-        PyObject *number = count[i] > 0 ? PyLong_FromLongLong(count[i]) : NULL;
-        if (count[i] > 0 &&
-            (number == NULL || PyDict_SetItemString(dict, qr_file_dtype_name((qr_file_dtype)i), number) < 0))
-            Py_CLEAR(dict);
-        Py_XDECREF(number);
-    }
-    return dict;
 }
 
 static PyMethodDef checkpoint_methods[] = {
@@ -394,18 +290,10 @@ static PyMethodDef checkpoint_methods[] = {
     {"items", checkpoint_items, METH_NOARGS, items_doc},
     {"values", checkpoint_values, METH_NOARGS, values_doc},
     {"get", checkpoint_get, METH_VARARGS, get_doc},
-    {"info", checkpoint_info, METH_O, info_doc},
+    {"info", qr_tensor_info, METH_O, info_doc},
     {"resident", checkpoint_resident, METH_NOARGS, resident_doc},
     {"advise", checkpoint_advise, METH_VARARGS, advise_doc},
     {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef checkpoint_getset[] = {
-    {"files", get_files, NULL, "Names of the files, sorted, relative to the checkpoint's folder.", NULL},
-    {"nbytes", get_nbytes, NULL, "Bytes of all tensors.", NULL},
-    {"metadata", get_metadata, NULL, "The text stored with the weights; where files differ, the first one's.", NULL},
-    {"dtypes", get_dtypes, NULL, "How many tensors there are of each dtype of the format.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
 };
 
 PyDoc_STRVAR(checkpoint_doc,
@@ -425,7 +313,7 @@ static PyType_Slot checkpoint_slots[] = {
     {Py_tp_repr, (void *)checkpoint_repr},
     {Py_tp_iter, (void *)checkpoint_iter},
     {Py_tp_methods, checkpoint_methods},
-    {Py_tp_getset, checkpoint_getset},
+    {Py_tp_getset, qr_checkpoint_getset},
     {Py_mp_length, (void *)checkpoint_length},
     {Py_mp_subscript, (void *)checkpoint_getitem},
     {Py_sq_contains, (void *)checkpoint_contains},
@@ -439,19 +327,7 @@ static PyType_Spec checkpoint_spec = {
     .slots = checkpoint_slots,
 };
 
-static PyStructSequence_Field info_fields[] = {
-    {"dtype", "name of the element type in the format"}, {"shape", "tuple of sizes"}, {"file", "which file holds it"},
-    {"offset", "of its first byte in that file"},        {"nbytes", "its size"},      {NULL, NULL},
-};
-
-static PyStructSequence_Desc info_desc = {
-    .name = "qwenref._C.TensorInfo",
-    .doc = "What a checkpoint file says about one tensor.",
-    .fields = info_fields,
-    .n_in_sequence = 5,
-};
-
-/* Give tensors of `self` to isinstance(x, Mapping), which looks for registration rather than methods. */
+/* isinstance(checkpoint, Mapping) looks for registration rather than methods. */
 static int
 register_mapping(PyObject *type)
 {
@@ -470,7 +346,7 @@ int
 qr_add_checkpoint_types(PyObject *module)
 {
     PyObject *type = PyType_FromModuleAndSpec(module, &checkpoint_spec, NULL);
-    PyObject *info = (PyObject *)PyStructSequence_NewType(&info_desc);
+    PyObject *info = qr_new_tensor_info_type();
     int rc = -1;
 
     if (type != NULL && info != NULL && register_mapping(type) == 0 &&

@@ -1,6 +1,4 @@
 /* _C.save_safetensors: arrays to one file, complete or not at all. */
-#include "py.h"
-
 #include "checkpoint.h"
 
 int
@@ -102,13 +100,14 @@ describe(qr_state *state, PyObject *name, PyObject *value, Py_ssize_t at, job *j
     t->ndim = PyArray_NDIM(array);
     t->dtype = qr_file_dtype_of(state, array);
     if (t->dtype == QR_FILE_DTYPES) {
-        PyObject *text = PyObject_Str((PyObject *)PyArray_DESCR(array));
+        PyObject *found = PyObject_Str((PyObject *)PyArray_DESCR(array));  /* new */
+        const char *text = found != NULL ? PyUnicode_AsUTF8(found) : NULL; /* borrowed from found */
         if (text != NULL)
             qr_fail(&error, QR_BAD_DTYPE,
                     "save_safetensors: %.100s: %.60s cannot be stored\n    expected bool, int8 to uint64, float16, "
                     "bfloat16, float32, float64 or complex64",
-                    t->name, PyUnicode_AsUTF8(text));
-        Py_XDECREF(text);
+                    t->name, text);
+        Py_XDECREF(found);
         if (!PyErr_Occurred())
             qr_raise(state, &error);
         return -1;
@@ -122,6 +121,20 @@ describe(qr_state *state, PyObject *name, PyObject *value, Py_ssize_t at, job *j
     for (int i = 0; i < t->ndim; i++)
         t->shape[i] = PyArray_DIM(array, i);
     return 0;
+}
+
+/* Both are borrowed. The items() of a mapping of somebody's own may give anything. */
+static bool
+take_pair(PyObject *item, PyObject **key, PyObject **value)
+{
+    if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 2) {
+        PyErr_Format(PyExc_TypeError, "save_safetensors: items() of the mapping gave %.100s, expected pairs",
+                     Py_TYPE(item)->tp_name);
+        return false;
+    }
+    *key = PyTuple_GET_ITEM(item, 0);
+    *value = PyTuple_GET_ITEM(item, 1);
+    return true;
 }
 
 /* Lists of (key, value) pairs, as PyMapping_Items gives them, into the job. Keys and values are borrowed from them. */
@@ -139,14 +152,14 @@ collect(qr_state *state, PyObject *tensors, PyObject *metadata, job *job)
     }
     for (; job->tensors < n; job->tensors++) {
         PyObject *name = NULL, *value = NULL; /* borrowed */
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(tensors, job->tensors), "OO", &name, &value) ||
+        if (!take_pair(PyList_GET_ITEM(tensors, job->tensors), &name, &value) ||
             describe(state, name, value, job->tensors, job) < 0)
             return -1;
     }
     for (; job->pairs < pairs; job->pairs++) {
         PyObject *key = NULL, *value = NULL; /* borrowed */
         qr_pair *pair = &job->metadata[job->pairs];
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(metadata, job->pairs), "OO", &key, &value))
+        if (!take_pair(PyList_GET_ITEM(metadata, job->pairs), &key, &value))
             return -1;
         pair->key = plain_text(state, key, "a metadata key");
         pair->value = pair->key != NULL ? plain_text(state, value, "a metadata value") : NULL;
@@ -156,6 +169,24 @@ collect(qr_state *state, PyObject *tensors, PyObject *metadata, job *job)
     return 0;
 }
 
+/* The data of one tensor, copied only if it is strided or byte-swapped. */
+static int
+write_tensor(qr_state *state, qr_writer *writer, const qr_tensor *t, PyObject *array)
+{
+    qr_error error = {0};
+    PyObject *rows = PyArray_FROM_OF(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_NOTSWAPPED); /* new */
+    if (rows == NULL)
+        return -1;
+    const void *data = PyArray_DATA((PyArrayObject *)rows);
+    PyThreadState *thread = PyEval_SaveThread();
+    const int rc = qr_writer_data(writer, data, t->end - t->begin, &error);
+    PyEval_RestoreThread(thread);
+    Py_DECREF(rows);
+    if (rc < 0)
+        qr_raise(state, &error);
+    return rc;
+}
+
 static int
 write_file(qr_state *state, const char *path, job *job)
 {
@@ -163,28 +194,25 @@ write_file(qr_state *state, const char *path, job *job)
     qr_writer *writer = NULL;
     int rc;
 
-    Py_BEGIN_ALLOW_THREADS rc =
-        qr_writer_open(path, job->tensor, job->tensors, job->metadata, job->pairs, &writer, &error);
-    Py_END_ALLOW_THREADS for (Py_ssize_t i = 0; rc == 0 && i < job->tensors; i++)
-    {
+    PyThreadState *thread = PyEval_SaveThread();
+    rc = qr_writer_open(path, job->tensor, job->tensors, job->metadata, job->pairs, &writer, &error);
+    PyEval_RestoreThread(thread);
+    if (rc < 0) {
+        qr_raise(state, &error);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < job->tensors; i++) {
         const qr_tensor *t = &job->tensor[i];
-        /* Copies only what is strided or byte-swapped, and only one tensor at a time. */
-        PyObject *rows = PyArray_FROM_OF(job->array[t->shard], NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_NOTSWAPPED); /* new */
-        if (rows == NULL) {
-            qr_writer_abort(writer);
-            return -1;
-        }
-        const void *data = PyArray_DATA((PyArrayObject *)rows);
-        Py_BEGIN_ALLOW_THREADS rc = qr_writer_data(writer, data, t->end - t->begin, &error);
-        Py_END_ALLOW_THREADS Py_DECREF(rows);
-        if (rc == 0 && PyErr_CheckSignals() < 0) { /* Ctrl-C between tensors leaves nothing behind */
-            qr_writer_abort(writer);
+        if (write_tensor(state, writer, t, job->array[t->shard]) < 0 || PyErr_CheckSignals() < 0) {
+            qr_writer_abort(writer); /* an error or Ctrl-C between tensors leaves nothing behind */
             return -1;
         }
     }
-    Py_BEGIN_ALLOW_THREADS if (rc == 0) rc = qr_writer_finish(writer, &error);
-    else qr_writer_abort(writer);
-    Py_END_ALLOW_THREADS if (rc < 0) qr_raise(state, &error);
+    thread = PyEval_SaveThread();
+    rc = qr_writer_finish(writer, &error);
+    PyEval_RestoreThread(thread);
+    if (rc < 0)
+        qr_raise(state, &error);
     return rc;
 }
 
