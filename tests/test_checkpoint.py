@@ -242,3 +242,40 @@ def test_first_file_wins_where_metadata_differs(tmp_path):
     make.shard(tmp_path / "x2", {"b": np.ones(1)}, {"format": "np", "too": "2"})
     make.index(tmp_path, {"a": "x1", "b": "x2"})
     assert _C.Checkpoint(tmp_path).metadata == {"format": "pt", "only": "1", "too": "2"}
+
+
+# ---------------------------------------------------------------------------------------------- written pages
+
+
+def test_written_pages_are_told_from_read_ones(tmp_path):
+    page = os.sysconf("SC_PAGE_SIZE")
+    names = ["a", "b", "c"]
+    path = make.shard(tmp_path / "m.safetensors", {name: np.full(4 * page, i, np.uint8) for i, name in enumerate(names)})
+    stored = path.read_bytes()
+    checkpoint = _C.Checkpoint(path)
+    assert [checkpoint.touched(name) for name in names] == [False] * 3
+    assert checkpoint["a"].sum() == 0 and checkpoint["c"].sum() == 8 * page
+    assert [checkpoint.touched(name) for name in names] == [False] * 3  # reading is no writing
+    checkpoint["b"][2 * page] = 7
+    assert [checkpoint.touched(name) for name in names] == [False, True, False]
+    checkpoint["b"][0] = 9  # on the page that holds the end of "a" as well, since the header is no whole page
+    assert [checkpoint.touched(name) for name in names] == [True, True, False]
+    freed = checkpoint.revert("b")
+    assert freed == 3 * page
+    assert checkpoint["b"][2 * page] == 1 and checkpoint["b"][0] == 9  # the edge is the caller's
+    checkpoint["a"][:] = 5
+    assert checkpoint.revert("b") == freed and (checkpoint["a"] == 5).all()
+    assert path.read_bytes() == stored
+    for method in (checkpoint.touched, checkpoint.revert):
+        with pytest.raises(KeyError, match="Near: a"):
+            method("aa")
+    assert _C.Checkpoint(make.shard(tmp_path / "e.safetensors", {"x": np.zeros((0, 3))})).touched("x") is False
+
+
+def test_a_long_tensor_is_looked_through_to_its_end(tmp_path):
+    page = os.sysconf("SC_PAGE_SIZE")
+    checkpoint = _C.Checkpoint(make.shard(tmp_path / "m.safetensors", {"x": np.zeros(5000 * page, np.uint8)}))
+    assert checkpoint.touched("x") is False
+    checkpoint["x"][-1] = 1
+    assert checkpoint.touched("x") is True
+    assert checkpoint.revert("x") > 4997 * page

@@ -31,4 +31,12 @@ int64_t qr_checkpoint_resident(const qr_checkpoint *checkpoint, qr_error *error)
 typedef enum qr_advice { QR_WILL_NEED, QR_DONT_NEED } qr_advice;
 int qr_tensor_advise(const qr_checkpoint *checkpoint, const qr_tensor *tensor, qr_advice advice, qr_error *error);
 
+/* Whether this process has written to a page that holds part of the tensor: 1, 0, or -1 where the system does not say.
+ * A page may be shared with a neighbour, so 1 makes the tensor a candidate; 0 is certain. */
+int qr_tensor_touched(const qr_checkpoint *checkpoint, const qr_tensor *tensor);
+
+/* Throw away what was written to the pages that hold nothing but this tensor, and return their bytes; the edges, and
+ * everything on systems that cannot, are left as they are. */
+int64_t qr_tensor_revert(const qr_checkpoint *checkpoint, const qr_tensor *tensor);
+
 #endif

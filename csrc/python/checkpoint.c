@@ -285,6 +285,42 @@ checkpoint_advise(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(touched_doc, "touched($self, name, /)\n--\n\n"
+                          "Whether this process has written to memory that holds part of a tensor; None if the system\n"
+                          "does not say. True may be due to a neighbour on the same page, False is certain.");
+
+static PyObject *
+checkpoint_touched(PyObject *self, PyObject *key)
+{
+    const qr_tensor *t = qr_require_tensor(self, key);
+
+    if (t == NULL)
+        return NULL;
+    PyThreadState *thread = PyEval_SaveThread();
+    const int touched = qr_tensor_touched(((Checkpoint *)self)->files, t);
+    PyEval_RestoreThread(thread);
+    if (touched < 0)
+        Py_RETURN_NONE;
+    return PyBool_FromLong(touched);
+}
+
+PyDoc_STRVAR(revert_doc, "revert($self, name, /)\n--\n\n"
+                         "Throw away what was written to the pages that hold nothing but this tensor, and return\n"
+                         "how many bytes these are. Bytes at its edges, on pages it shares, stay as they are.");
+
+static PyObject *
+checkpoint_revert(PyObject *self, PyObject *key)
+{
+    const qr_tensor *t = qr_require_tensor(self, key);
+
+    if (t == NULL)
+        return NULL;
+    PyThreadState *thread = PyEval_SaveThread();
+    const int64_t bytes = qr_tensor_revert(((Checkpoint *)self)->files, t);
+    PyEval_RestoreThread(thread);
+    return PyLong_FromLongLong(bytes);
+}
+
 static PyMethodDef checkpoint_methods[] = {
     {"keys", checkpoint_keys, METH_NOARGS, keys_doc},
     {"items", checkpoint_items, METH_NOARGS, items_doc},
@@ -293,6 +329,8 @@ static PyMethodDef checkpoint_methods[] = {
     {"info", qr_tensor_info, METH_O, info_doc},
     {"resident", checkpoint_resident, METH_NOARGS, resident_doc},
     {"advise", checkpoint_advise, METH_VARARGS, advise_doc},
+    {"touched", checkpoint_touched, METH_O, touched_doc},
+    {"revert", checkpoint_revert, METH_O, revert_doc},
     {NULL, NULL, 0, NULL},
 };
 

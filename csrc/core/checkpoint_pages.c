@@ -1,0 +1,78 @@
+/* Which pages of a checkpoint's maps this process has written, and giving them the file's contents again. */
+#include "checkpoint.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifdef __linux__
+
+/* A row of /proc/self/pagemap. A written page of a private map is memory of the process's own: present or swapped, and
+ * not a page of a file. */
+#define PAGE_PRESENT (UINT64_C(1) << 63)
+#define PAGE_SWAPPED (UINT64_C(1) << 62)
+#define PAGE_OF_FILE (UINT64_C(1) << 61)
+
+int qr_tensor_touched(const qr_checkpoint *checkpoint, const qr_tensor *tensor)
+{
+    enum { ROWS = 2048 };
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t begin = (uintptr_t)qr_tensor_data(checkpoint, tensor);
+    const uintptr_t first = begin / page, end = (begin + (uintptr_t)(tensor->end - tensor->begin) + page - 1) / page;
+    uint64_t row[ROWS];
+    int fd, touched = 0;
+
+    if (tensor->begin == tensor->end)
+        return 0;
+    fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    for (uintptr_t at = first; at < end && touched == 0;) {
+        const size_t wanted = end - at < ROWS ? (size_t)(end - at) : ROWS;
+        const ssize_t got = pread(fd, row, wanted * sizeof *row, (off_t)(at * sizeof *row));
+        if (got < (ssize_t)sizeof *row) {
+            if (got < 0 && errno == EINTR)
+                continue;
+            touched = -1;
+            break;
+        }
+        const size_t rows = (size_t)got / sizeof *row;
+        for (size_t i = 0; i < rows && touched == 0; i++)
+            touched = (row[i] & (PAGE_PRESENT | PAGE_SWAPPED)) != 0 && (row[i] & PAGE_OF_FILE) == 0;
+        at += rows;
+    }
+    close(fd);
+    return touched;
+}
+
+int64_t qr_tensor_revert(const qr_checkpoint *checkpoint, const qr_tensor *tensor)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t begin = (uintptr_t)qr_tensor_data(checkpoint, tensor);
+    const uintptr_t end = begin + (uintptr_t)(tensor->end - tensor->begin);
+    const uintptr_t from = (begin + page - 1) / page * page, to = end / page * page;
+
+    /* On a private map this drops the process's own pages, and what is read next comes from the file. */
+    if (to <= from || madvise((void *)from, (size_t)(to - from), MADV_DONTNEED) < 0)
+        return 0;
+    return (int64_t)(to - from);
+}
+
+#else /* elsewhere nobody tells, and MADV_DONTNEED promises nothing about the contents */
+
+int qr_tensor_touched(const qr_checkpoint *checkpoint, const qr_tensor *tensor)
+{
+    (void)checkpoint;
+    (void)tensor;
+    return -1;
+}
+
+int64_t qr_tensor_revert(const qr_checkpoint *checkpoint, const qr_tensor *tensor)
+{
+    (void)checkpoint;
+    (void)tensor;
+    return 0;
+}
+
+#endif
