@@ -239,6 +239,7 @@ TEST(conv_of_a_split_prompt_has_the_bits_of_one_call)
 typedef struct delta_case {
     int64_t B, T, G, H, K, V;
     float *q, *k, *v, *g, *beta, *state;
+    float *recalled, *written; /* outputs, or NULL */
     int64_t step[512];
 } delta_case;
 
@@ -268,7 +269,7 @@ static delta_case delta_inputs(int64_t B, int64_t T, int64_t G, int64_t H, int64
 
 static void delta_free(delta_case *c)
 {
-    free(c->q), free(c->k), free(c->v), free(c->g), free(c->beta), free(c->state);
+    free(c->q), free(c->k), free(c->v), free(c->g), free(c->beta), free(c->state), free(c->recalled), free(c->written);
 }
 
 /* Tokens first to first + n - 1 of a case with B = 1. */
@@ -280,8 +281,10 @@ static qr_error delta_run(const delta_case *c, int64_t first, int64_t n, float *
         F(c->v + first * c->H * c->V, c->B, n, c->H, c->V), F(c->g + first * c->H, c->B, n, c->H),
         F(c->beta + first * c->H, c->B, n, c->H),           state != NULL ? F(state, c->B, c->H, c->K, c->V) : NONE,
         steps ? I(c->step + first, c->B, n) : NONE};
-    const qr_array out[2] = {F(o, c->B, n, c->H, c->V), final != NULL ? F(final, c->B, c->H, c->K, c->V) : NONE};
-    return run_op("gated_delta_rule", in, SCALARS(0.25), out, 2);
+    const qr_array out[4] = {F(o, c->B, n, c->H, c->V), final != NULL ? F(final, c->B, c->H, c->K, c->V) : NONE,
+                             c->recalled != NULL ? F(c->recalled, c->B, n, c->H, c->V) : NONE,
+                             c->written != NULL ? F(c->written, c->B, n, c->H, c->V) : NONE};
+    return run_op("gated_delta_rule", in, SCALARS(0.25), out, 4);
 }
 
 /* One head in double, beside a bound on what float32 may have lost so far: each step adds its own roundings and passes
@@ -302,7 +305,8 @@ static void delta_check(const delta_case *c, int64_t b, int64_t h, bool state, b
             const double v = (double)c->v[(token * c->H + h) * V + col];
             double read = 0, read_error = 0, out = 0, out_error = 0;
             if (code == SKIP) {
-                CHECK(o[(token * c->H + h) * V + col] == 0);
+                const int64_t at = (token * c->H + h) * V + col;
+                CHECK(o[at] == 0 && c->recalled[at] == 0 && c->written[at] == 0);
                 continue;
             }
             for (int64_t i = 0; i < K; i++) {
@@ -320,6 +324,8 @@ static void delta_check(const delta_case *c, int64_t b, int64_t h, bool state, b
             }
             /* products of two small errors are what the factor 1.01 stands for */
             CHECK_NEAR(o[(token * c->H + h) * V + col], out, 1.01 * out_error);
+            CHECK_NEAR(c->recalled[(token * c->H + h) * V + col], read, 1.01 * read_error);
+            CHECK_NEAR(c->written[(token * c->H + h) * V + col], u, 1.01 * u_error);
         }
         for (int64_t i = 0; i < K; i++)
             CHECK_NEAR(final[((b * c->H + h) * K + i) * V + col], S[i], 1.01 * E[i]);
@@ -337,6 +343,8 @@ TEST(delta_rule_matches_double_with_every_kind_of_step)
             delta_case c = delta_inputs(d[0], d[1], d[2], d[3], d[4], d[5]);
             float *const o = empty_floats(c.B * c.T * c.H * c.V), *const final = empty_floats(c.B * c.H * c.K * c.V);
             const bool state = with & 1, steps = with & 2;
+            c.recalled = empty_floats(c.B * c.T * c.H * c.V);
+            c.written = empty_floats(c.B * c.T * c.H * c.V);
             CHECK_INT(delta_run(&c, 0, c.T, state ? c.state : NULL, steps, o, final).kind, QR_OK);
             for (int64_t i = 0; i < c.B * c.H; i++)
                 delta_check(&c, i / c.H, i % c.H, state, steps, o, final);
@@ -384,7 +392,7 @@ TEST(delta_rule_may_write_its_final_state_over_the_state_it_read)
                             F(c.state, 1, c.H, c.K, c.V),
                             NONE};
     CHECK_INT(run_once(QR_SCALAR, 3, "gated_delta_rule", in, SCALARS(0.25),
-                       ARRAYS(F(o, 1, c.T, c.H, c.V), F(c.state, 1, c.H, c.K, c.V)))
+                       ARRAYS(F(o, 1, c.T, c.H, c.V), F(c.state, 1, c.H, c.K, c.V)), 2)
                   .kind,
               QR_OK);
     CHECK(same_floats(last, c.state, size));
