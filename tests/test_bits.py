@@ -1,10 +1,8 @@
 """The same bits, however a result is asked for: threads, instruction level, batch, split, hooks, optional outputs."""
 
-import os
-import subprocess
-import sys
 import threading
 
+import fresh
 import ml_dtypes
 import numpy as np
 import pytest
@@ -143,8 +141,7 @@ print(qwenref._C.cpu_level(), hashlib.sha256(model(ids).logits.tobytes()).hexdig
 
 
 def in_a_process(level):
-    environment = {**os.environ, "QWENREF_CPU": level, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    return fresh.python(PROGRAM, check=False, QWENREF_CPU=level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -182,10 +179,7 @@ assert os.waitpid(child, 0)[1] == 0
 assert model(ids).logits.tobytes() == before
 print("same")
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = fresh.python(program, check=False)
     assert done.stdout == "same\n", done.stderr
 
 
