@@ -253,29 +253,43 @@ def test_written_pages_are_told_from_read_ones(tmp_path):
     path = make.shard(tmp_path / "m.safetensors", {name: np.full(4 * page, i, np.uint8) for i, name in enumerate(names)})
     stored = path.read_bytes()
     checkpoint = _C.Checkpoint(path)
-    assert [checkpoint.touched(name) for name in names] == [False] * 3
+    start = {name: checkpoint.info(name).offset for name in names}
+
+    def pages(name, *numbers):
+        """Byte ranges of pages of the file, cut to a tensor."""
+        cut = [(max(n * page - start[name], 0), min((n + 1) * page - start[name], 4 * page)) for n in numbers]
+        return [(begin, end) for begin, end in cut if end > 0]
+
+    assert [checkpoint.touched(name) for name in names] == [[]] * 3
     assert checkpoint["a"].sum() == 0 and checkpoint["c"].sum() == 8 * page
-    assert [checkpoint.touched(name) for name in names] == [False] * 3  # reading is no writing
+    assert [checkpoint.touched(name) for name in names] == [[]] * 3  # reading is no writing
     checkpoint["b"][2 * page] = 7
-    assert [checkpoint.touched(name) for name in names] == [False, True, False]
+    at = (start["b"] + 2 * page) // page
+    assert [checkpoint.touched(name) for name in names] == [[], pages("b", at), []]
     checkpoint["b"][0] = 9  # on the page that holds the end of "a" as well, since the header is no whole page
-    assert [checkpoint.touched(name) for name in names] == [True, True, False]
+    first = start["b"] // page
+    assert [checkpoint.touched(name) for name in names] == [pages("a", first), pages("b", first, at), []]
+    checkpoint["b"][page] = 3
+    assert checkpoint.touched("b") == [(0, (at + 1) * page - start["b"])]  # neighbouring pages are one range
     freed = checkpoint.revert("b")
     assert freed == 3 * page
     assert checkpoint["b"][2 * page] == 1 and checkpoint["b"][0] == 9  # the edge is the caller's
+    assert checkpoint.touched("b") == pages("b", first)
     checkpoint["a"][:] = 5
     assert checkpoint.revert("b") == freed and (checkpoint["a"] == 5).all()
     assert path.read_bytes() == stored
     for method in (checkpoint.touched, checkpoint.revert):
         with pytest.raises(KeyError, match="Near: a"):
             method("aa")
-    assert _C.Checkpoint(make.shard(tmp_path / "e.safetensors", {"x": np.zeros((0, 3))})).touched("x") is False
+    assert _C.Checkpoint(make.shard(tmp_path / "e.safetensors", {"x": np.zeros((0, 3))})).touched("x") == []
 
 
 def test_a_long_tensor_is_looked_through_to_its_end(tmp_path):
     page = os.sysconf("SC_PAGE_SIZE")
     checkpoint = _C.Checkpoint(make.shard(tmp_path / "m.safetensors", {"x": np.zeros(5000 * page, np.uint8)}))
-    assert checkpoint.touched("x") is False
+    assert checkpoint.touched("x") == []
     checkpoint["x"][-1] = 1
-    assert checkpoint.touched("x") is True
+    checkpoint["x"][: 200 * page : 2 * page] = 1
+    found = checkpoint.touched("x")
+    assert len(found) == 101 and found[-1][1] == 5000 * page and all(end - begin <= page for begin, end in found)
     assert checkpoint.revert("x") > 4997 * page

@@ -31,9 +31,15 @@ int64_t qr_checkpoint_resident(const qr_checkpoint *checkpoint, qr_error *error)
 typedef enum qr_advice { QR_WILL_NEED, QR_DONT_NEED } qr_advice;
 int qr_tensor_advise(const qr_checkpoint *checkpoint, const qr_tensor *tensor, qr_advice advice, qr_error *error);
 
-/* Whether this process has written to a page that holds part of the tensor: 1, 0, or -1 where the system does not say.
- * A page may be shared with a neighbour, so 1 makes the tensor a candidate; 0 is certain. */
-int qr_tensor_touched(const qr_checkpoint *checkpoint, const qr_tensor *tensor);
+/* Bytes of a tensor, from its first one on. */
+typedef struct qr_span {
+    int64_t begin, end;
+} qr_span;
+
+/* Where this process has written to pages that hold part of the tensor: the number of ranges in *out (the caller frees
+ * it), in order, or -1 with *out NULL where the system does not say. Bytes outside of them are those of the file; bytes
+ * inside may be, since a page is written as a whole and may be shared with a neighbour. */
+int64_t qr_tensor_touched(const qr_checkpoint *checkpoint, const qr_tensor *tensor, qr_span **out);
 
 /* Throw away what was written to the pages that hold nothing but this tensor, and return their bytes; the edges, and
  * everything on systems that cannot, are left as they are. */

@@ -285,23 +285,36 @@ checkpoint_advise(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(touched_doc, "touched($self, name, /)\n--\n\n"
-                          "Whether this process has written to memory that holds part of a tensor; None if the system\n"
-                          "does not say. True may be due to a neighbour on the same page, False is certain.");
+PyDoc_STRVAR(touched_doc,
+             "touched($self, name, /)\n--\n\n"
+             "Where this process may have changed a tensor: [(begin, end), ...] in bytes of the tensor, or\n"
+             "None if the system does not say. Everything outside is as in the file; inside, whole pages\n"
+             "are given, so bytes beside a changed one are listed with it.");
 
 static PyObject *
 checkpoint_touched(PyObject *self, PyObject *key)
 {
     const qr_tensor *t = qr_require_tensor(self, key);
+    qr_span *ranges = NULL; /* owned */
+    PyObject *list = NULL;
 
     if (t == NULL)
         return NULL;
     PyThreadState *thread = PyEval_SaveThread();
-    const int touched = qr_tensor_touched(((Checkpoint *)self)->files, t);
+    const int64_t count = qr_tensor_touched(((Checkpoint *)self)->files, t, &ranges);
     PyEval_RestoreThread(thread);
-    if (touched < 0)
+    if (count < 0)
         Py_RETURN_NONE;
-    return PyBool_FromLong(touched);
+    list = PyList_New((Py_ssize_t)count);
+    for (int64_t i = 0; list != NULL && i < count; i++) {
+        PyObject *pair = Py_BuildValue("(LL)", (long long)ranges[i].begin, (long long)ranges[i].end);
+        if (pair == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, pair); /* steals */
+    }
+    free(ranges);
+    return list;
 }
 
 PyDoc_STRVAR(revert_doc, "revert($self, name, /)\n--\n\n"
