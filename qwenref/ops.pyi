@@ -25,7 +25,8 @@ def linear(x: ArrayLike, w: ArrayLike, b: ArrayLike | None = None, *, y: _Array 
 def linear_blas(x: ArrayLike, w: ArrayLike, b: ArrayLike | None = None, *, y: _Array | None = None) -> _Array:
     """linear_blas(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f
 
-    y = x w^T + b by the system's BLAS in float32; close to linear, with bits that depend on its version and the sizes
+    y = x w^T + b by the system's BLAS in float32; close to linear, with bits that depend on its version and the
+    sizes
     """
 
 def rms_norm(x: ArrayLike, w: ArrayLike, eps: float = 1e-06, *, y: _Array | None = None) -> _Array:
@@ -276,7 +277,8 @@ def gated_delta_rule(
     """gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
         step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, recalled[B,T,H,V]:f?, written[B,T,H,V]:f?
 
-    per token: S *= exp(g), recalled = k^T S, written = u = (v - recalled) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
+    per token: S *= exp(g), recalled = k^T S, written = u = (v - recalled) beta, S += k u^T, o = (q scale)^T S; step
+    0 skips, 2 zeroes S first
     """
 
 @overload
@@ -298,5 +300,6 @@ def gated_delta_rule(
     """gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
         step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, recalled[B,T,H,V]:f?, written[B,T,H,V]:f?
 
-    per token: S *= exp(g), recalled = k^T S, written = u = (v - recalled) beta, S += k u^T, o = (q scale)^T S; step 0 skips, 2 zeroes S first
+    per token: S *= exp(g), recalled = k^T S, written = u = (v - recalled) beta, S += k u^T, o = (q scale)^T S; step
+    0 skips, 2 zeroes S first
     """

@@ -85,8 +85,10 @@ def _default(node):
 def _doc(op):
     """The docstring, without the scratch arrays of the signature; its lines below the first are indented."""
     signature, *rest = re.sub(r", _\w+\[[^]]*\]:\w", "", op.__doc__).splitlines()
-    head = textwrap.wrap(signature, WIDTH - 7, subsequent_indent="    ")
-    return "\n".join(f"    {line}" if line else "" for line in [*head, *rest]).strip()
+    lines = textwrap.wrap(signature, WIDTH - 7, subsequent_indent="    ")
+    for line in rest:
+        lines += textwrap.wrap(line, WIDTH - 7) or [""]
+    return "\n".join(f"    {line}" if line else "" for line in lines).strip()
 
 
 if __name__ == "__main__":

@@ -250,7 +250,8 @@ def test_first_file_wins_where_metadata_differs(tmp_path):
 def test_written_pages_are_told_from_read_ones(tmp_path):
     page = os.sysconf("SC_PAGE_SIZE")
     names = ["a", "b", "c"]
-    path = make.shard(tmp_path / "m.safetensors", {name: np.full(4 * page, i, np.uint8) for i, name in enumerate(names)})
+    tensors = {name: np.full(4 * page, i, np.uint8) for i, name in enumerate(names)}
+    path = make.shard(tmp_path / "m.safetensors", tensors)
     stored = path.read_bytes()
     checkpoint = _C.Checkpoint(path)
     start = {name: checkpoint.info(name).offset for name in names}
