@@ -37,6 +37,7 @@ from qwenref.numerics import numerics
 from qwenref.parameter import Parameter
 from qwenref.sizes import cache_size, mixers, parameters
 from qwenref.text import Attention, DecoderLayer, GatedDeltaNet, TextModel
+from qwenref.weights import to_torch_state_dict
 
 
 def show_config():
@@ -112,5 +113,6 @@ __all__ = [
     "render",
     "set_num_threads",
     "show_config",
+    "to_torch_state_dict",
     "trace",
 ]

@@ -12,6 +12,7 @@ from qwenref import _C
 from qwenref.errors import CheckpointError, ConfigError, DTypeError, InputError, compose
 from qwenref.parameter import Parameter
 from qwenref.state import dtype_name
+from qwenref.weights import Drawn, Stored
 
 # Savers put these components before the parts below, in any number and order:
 # model.language_model.layers.0 · model.layers.0 · language_model.model.layers.0 · language_model.language_model.…
@@ -160,16 +161,18 @@ def assign(model, checkpoint, path):
         found.pop("lm_head.weight", None)
     fits = _match(model, stored, found, faults)
     _raise_if_any(faults, path, checkpoint)
+    model.origin = Stored(path, checkpoint, fits)
     for name, source in fits.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, Parameter(checkpoint[source]))
+        setattr(model.get_submodule(owner), leaf, model.origin.parameter(source))
     if tied:
         model.tie_weights()
+        fits["lm_head.weight"] = next(s for n, s in fits.items() if n.endswith("embed_tokens.weight"))
     return LoadReport(
         path=str(path),
         files=tuple(checkpoint.files),
         nbytes=checkpoint.nbytes,
-        tensors=len(fits),
+        tensors=len(fits) - tied,
         dtypes=dict(Counter(parameter.dtype.name for parameter in model.parameters())),
         prefixes=dict(prefixes),
         tied=tied,
@@ -300,17 +303,19 @@ def draw(model, seed):
 
     Scales keep signals alive through the stack: decays between 0.001 and 0.8 per token, logits of deviation about 3.
     """
-    drawn = {}
-    for name, parameter in model.named_parameters():
-        key = np.array([seed, zlib.crc32(split_name(name)[1].encode())], np.uint64)
-        random = np.random.Generator(np.random.Philox(key=key))
-        values = _draw_one(name, parameter.shape, random)
-        drawn[name] = Parameter(values.astype(parameter.dtype))
-    for name, parameter in drawn.items():
+    made = {name: Parameter(drawn(name, p.shape, p.dtype, seed)) for name, p in model.named_parameters()}
+    for name, parameter in made.items():
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, parameter)
     if model.config.tie_word_embeddings:
         model.tie_weights()
+    model.origin = Drawn.of(model, seed)
+
+
+def drawn(name, shape, dtype, seed):
+    """The numbers of one parameter."""
+    key = np.array([seed, zlib.crc32(split_name(name)[1].encode())], np.uint64)
+    return _draw_one(name, shape, np.random.Generator(np.random.Philox(key=key))).astype(dtype)
 
 
 def _draw_one(name, shape, random):
@@ -353,13 +358,13 @@ def save(model, path):
             compose(f"{path}: holds another checkpoint", found=_INDEX, do="save to another folder, or remove that one")
         )
     tensors = {name: np.asarray(parameter) for name, parameter in model.named_parameters()}
-    tensors |= _left_over(model)
+    tensors |= left_over(model)
     path.mkdir(parents=True, exist_ok=True)
     _C.save_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
     (path / "config.json").write_text(model.config.to_json() + "\n", encoding="utf-8")
 
 
-def _left_over(model):
+def left_over(model):
     """{usual name: array} of the tensors that the tree has no place for."""
     if model.report is None or not model.report.leftovers:
         return {}

@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 
-from qwenref import absent
+from qwenref import absent, weights
 from qwenref.errors import CapabilityMissing, InputError, compose
 from qwenref.inputs import checked_keep, hidden_or_ids, refuse_unknown
 from qwenref.layers import Linear
@@ -20,13 +20,14 @@ _PIXELS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_
 class LanguageModel(OpensSteps, Module):
     """What both models are: a backbone, a head, and what opening them has found out.
 
-    `.config` as stored · `.report` what loading saw · `.path` folder of the files, or None · `.numerics` profile name.
+    `.config` as stored · `.report` what loading saw · `.path` folder of the files, or None · `.numerics` profile name ·
+    `.origin` where the weights came from.  An opened model pickles as the path of its files and what was changed since.
     """
 
     def __init__(self, config, dtype="bfloat16"):
         super().__init__()
         self.config = config
-        self.report = self.path = None
+        self.report = self.path = self.origin = None
         self._numerics = "fp32"
         self._files = {}  # tokenizer and the like, opened when first asked for
         text = config.text_config
@@ -135,6 +136,21 @@ class LanguageModel(OpensSteps, Module):
             residuals=out.residuals,
             rope_deltas=step.cache.rope_deltas if use_cache or cache is not None else None,
         )
+
+    def edits(self):
+        """Weights that are not what the file (or the seed) holds: name, elements, largest change."""
+        return weights.edits(self)
+
+    def edited(self):
+        """Names of the changed weights, found without reading whole weights; see `qwenref.weights.edited`."""
+        return weights.edited(self)
+
+    def reset(self, names=None):
+        """Undo changes of weights, all or those the patterns name; the names of what was changed.
+
+        The next forward has the bits of a model just opened.
+        """
+        return weights.reset(self, names)
 
     def generate(self, input_ids, **options):
         """Continue a prompt; see `qwenref.generate.generate`."""

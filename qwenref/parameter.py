@@ -100,7 +100,8 @@ class Parameter(Tensor):
     """A weight: the array is not copied, and a module registers it under the name it is assigned to.
 
     Tied weights are one object.  `weight[...] = values` changes the numbers in place; what is derived from a
-    Parameter (slice, reshape, sum) is a Tensor.  Copies and pickles of one are Parameters with their own memory.
+    Parameter (slice, reshape, sum) is a Tensor.  Copies and pickles of one are Parameters with their own memory, except
+    that the view of a checkpoint is pickled as its place in the files and what was changed.
     """
 
     __slots__ = ()
@@ -123,6 +124,8 @@ class Parameter(Tensor):
         return Parameter(np.array(self, subok=False))
 
     def __reduce__(self):
+        from qwenref.weights import reduced
+
         if self.is_meta:
             return Parameter.meta, (self.shape, self.dtype)
-        return super().__reduce__()
+        return reduced(self) or super().__reduce__()

@@ -199,12 +199,11 @@ class _Facts:
 def edited_parameters(module):
     """Ids of the parameters of `module` whose numbers are no longer those of the file."""
     root = module.root if module.root is not None else module
-    listed = getattr(root, "edits", None)
+    listed = getattr(root, "edited", None)
     if listed is None:
         return set()
     by_name = dict(root.named_parameters())
-    names = (getattr(entry, "name", entry) for entry in listed())
-    return {id(by_name[name]) for name in names if name in by_name}
+    return {id(by_name[name]) for name in listed() if name in by_name}
 
 
 def _node(facts, label, members, level, depth, config, kind, each):

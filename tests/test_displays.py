@@ -180,7 +180,7 @@ def test_a_layer_that_differs_stands_alone_with_the_reason():
     assert names == ["0, 2, 5-6", "1", "3", "4", "7"]
     assert re.search(r" 1: DecoderLayer +Gated DeltaNet · hooked ", text)
     assert re.search(r" 7: DecoderLayer ⚓2 +attention · hooked ", text)
-    assert re.search(r" 4: DecoderLayer +Gated DeltaNet · fp32 ", text)
+    assert re.search(r" 4: DecoderLayer +Gated DeltaNet · edited, fp32 ", text)
     assert re.search(r" mlp: MLP ⚓1 ", model.tree(5).text())
     for handle in handles:
         handle.remove()
