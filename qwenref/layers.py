@@ -74,7 +74,7 @@ class RMSNormGated(Module):
     It is called with the tokens and heads of a layer flattened: [B*T*heads, dim].
     """
 
-    output_dims = "B, T, V-head, D"
+    output_dims = "B*T*V-head, D"
 
     def __init__(self, dim, eps=1e-6, dtype="bfloat16", heads=1):
         super().__init__()

@@ -10,7 +10,8 @@ import re
 from collections import namedtuple
 
 from qwenref import _C
-from qwenref.errors import UnknownName
+from qwenref.errors import InputError, UnknownName, compose
+from qwenref.outputs import ModelOutput
 
 ROOTS = ("", "model.language_model.", "model.")  # what may be left out in front of a name
 
@@ -43,11 +44,19 @@ class Site(namedtuple("Site", "name module site dims tokens", defaults=(None,)))
         sizes = self.module.sizes
         return tuple(int(label) if label.isdigit() else sizes.get(label, label) for label in self.dims)
 
+    def columns(self, T, S):
+        """Of the T columns of a call that ends with column S - 1, those whose state is meant."""
+        return range(S - T, S) if self.tokens == "all" else [t for t in self.tokens if S - T <= t < S]
+
     def elements(self, **call):
         """How many numbers there are in a call with the given B, T, S."""
-        n = 1
-        for size in self.shape:
-            n *= call.get(size, 1) if isinstance(size, str) else size
+        n, sizes = 1, {**self.module.sizes, **call}
+        for axis, label in enumerate(self.dims):
+            if self.tokens is not None and axis == 1:
+                n *= len(self.columns(call["T"], call["S"]))
+            else:
+                for factor in label.split("*"):
+                    n *= sizes.get(factor, 1)
         return n
 
     def labelled(self, shape):
@@ -57,7 +66,10 @@ class Site(namedtuple("Site", "name module site dims tokens", defaults=(None,)))
 
     def axis(self, ending):
         """Axis whose label is or ends with `ending`; None if there is none."""
-        return next((i for i, label in enumerate(self.dims) if label == ending or label.endswith("-" + ending)), None)
+        if ending == "T" and self.tokens is not None:
+            return 1
+        fits = (label == ending or re.fullmatch(r"[^*]*-" + ending, label) for label in self.dims)
+        return next((axis for axis, fit in enumerate(fits) if fit), None)
 
 
 def declared(text):
@@ -103,47 +115,70 @@ def resolve(model, patterns):
     names = table(model)
     found = {}
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InputError(compose(f"a pattern that is a {type(pattern).__name__}", expected="names as text"))
         base, at, tokens = pattern.partition("@")
-        matched = [site for name, site in names.items() if matches(base, name)]
-        if at:
-            matched = [
-                site._replace(
-                    name=f"{site.name}@{tokens}", dims=_with_token(site.dims, tokens), tokens=_columns(tokens)
-                )
-                for site in matched
-                if site.site == "state"
-            ]
+        expression = _regex(base)
+        matched = [site for name, site in names.items() if _named(expression, name)]
         if not matched:
-            raise UnknownName(_nothing(pattern, names))
+            raise UnknownName(_nothing(base, names))
+        if at:
+            columns = _columns(tokens)
+            states = [site for site in matched if site.site == "state"]
+            if not states:
+                raise UnknownName(
+                    compose(f"{pattern}: only a state can be had after a token", do="name linear_attn.state@...")
+                )
+            matched = [
+                site._replace(name=f"{site.name}@{tokens}", dims=_with_token(site.dims, columns), tokens=columns)
+                for site in states
+            ]
         found.update((site.name, site) for site in matched)
     return found
 
 
 def matches(pattern, name):
     """Whether a pattern names `name`, with or without the leading part every name of a model shares."""
-    expression = _regex(pattern)
+    return _named(_regex(pattern), name)
+
+
+def _named(expression, name):
     return any(name.startswith(root) and expression.fullmatch(name, len(root)) for root in ROOTS)
 
 
 def _regex(pattern):
-    parts = re.split(r"(\*\*|\*|\?|\[[^\]]*\])", pattern)
+    """`fnmatch` where `*` stops at a dot and `**` does not."""
     special = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}
-    return re.compile("".join(special.get(p) or (p if p[:1] == "[" else re.escape(p)) for p in parts))
+    parts = []
+    for i, part in enumerate(re.split(r"(\*\*|\*|\?|\[!?[^\]]+\])", pattern)):
+        if i % 2 == 0:
+            parts.append(re.escape(part))
+        else:
+            parts.append(special.get(part) or part.replace("[!", "[^", 1))
+    try:
+        return re.compile("".join(parts))
+    except re.error as error:
+        raise UnknownName(f"{pattern!r} is no pattern: {error}") from None
 
 
 def _columns(tokens):
+    """Columns behind an @, in order; states come in that order however they were asked for."""
     if tokens == "all":
         return "all"
-    try:
-        return tuple(int(token) for token in tokens.split(","))
-    except ValueError:
-        raise UnknownName(f"state@{tokens}: expected 'all' or columns such as state@3,64") from None
+    if not re.fullmatch(r" *[0-9]+ *(, *[0-9]+ *)*", tokens):
+        raise UnknownName(
+            compose(
+                f"state@{tokens}: not a list of columns",
+                expected="'all', or columns such as state@3,64",
+                do="count from the first token the cache was fed, pads included",
+            )
+        )
+    return tuple(sorted({int(token) for token in tokens.split(",")}))
 
 
-def _with_token(dims, tokens):
+def _with_token(dims, columns):
     """State after each of several tokens has the tokens as its second dimension."""
-    count = "T" if tokens == "all" else str(tokens.count(",") + 1)
-    return dims[:1] + (count,) + dims[1:]
+    return dims[:1] + ("T" if columns == "all" else str(len(columns)),) + dims[1:]
 
 
 def _nothing(pattern, names):
@@ -225,7 +260,7 @@ class Watcher:
                 self._by_site[site.module, site.site] = site
             else:
                 self._columns.setdefault(site.module, []).append(site)
-        self._handles, self._token = [], None
+        self._handles, self._open = [], False
 
     # What subclasses say.
 
@@ -269,10 +304,11 @@ class Watcher:
     # The block.
 
     def __enter__(self):
-        if self._token is not None:
+        if self._open:
             raise RuntimeError(f"{type(self).__name__}: already open; a watcher is entered once at a time")
         before = chain()
-        self._token = _C.sites_var.set(Chain((*(before.watchers if before else ()), self)))
+        self._open = True
+        _C.sites_var.set(Chain((*(before.watchers if before else ()), self)))
         try:
             for module, site in self._outputs.items():
                 self._handles.append(module.register_forward_hook(self._output_hook(site)))
@@ -289,8 +325,10 @@ class Watcher:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        _C.sites_var.reset(self._token)
-        self._token = None
+        self._open = False
+        active = chain()
+        others = tuple(w for w in active.watchers if w is not self) if active else ()  # closed in any order
+        _C.sites_var.set(Chain(others) if others else None)
         self.closed()
 
     def is_open_here(self):
@@ -307,6 +345,10 @@ class Watcher:
             value = self.on_value(site, first)
             if value is first:
                 return None
-            return (value, *output[1:]) if isinstance(output, tuple) else value
+            if isinstance(output, tuple):
+                return (value, *output[1:])
+            if isinstance(output, ModelOutput):
+                return type(output)(**{**vars(output), "last_hidden_state": value})
+            return value
 
         return hook
