@@ -5,8 +5,9 @@ from collections import namedtuple
 
 import numpy as np
 
+from qwenref.cache import Cache
 from qwenref.errors import BudgetExceeded, InputError, UnknownName, compose
-from qwenref.numerics import active
+from qwenref.numerics import active, unless_chosen
 from qwenref.sites import ROOTS, Watcher, resolve
 
 GIB = 2**30
@@ -24,12 +25,15 @@ class Counting(Watcher):
     """A watcher that knows which call of the model a value belongs to.
 
     Steps count from 0, the first call of the watched module after the block was opened.  A part called by itself counts
-    as a call of its own.
+    as a call of its own.  Opened again after its end, a watcher starts over.
     """
 
+    def __init__(self, model, patterns):
+        super().__init__(model, patterns)
+        self.calls, self._inside = [], False  # shape of each call, in order
+
     def opened(self):
-        self.calls = []  # shape of each call, in order
-        self._inside = False
+        self.calls, self._inside = [], False
         before = self.model.register_forward_pre_hook(self._call_begins, prepend=True, with_kwargs=True)
         after = self.model.register_forward_hook(self._call_ends, always_call=True)
         self._handles += [before, after]
@@ -41,10 +45,15 @@ class Counting(Watcher):
             self.call_begins(self.calls[-1])
 
     def _call_ends(self, module, args, output):
-        self._inside = False
+        if self.is_open_here():
+            self.call_ends()
+            self._inside = False
 
     def call_begins(self, shape):
         """A call with `shape` {"B", "T", "S"} begins (empty where it cannot be told)."""
+
+    def call_ends(self):
+        """The call that began last has come through, or failed."""
 
     @property
     def step(self):
@@ -63,8 +72,8 @@ def _call_shape(args, kwargs):
     if not shape:
         return {}
     B, T = (1, shape[0]) if len(shape) == 1 else shape[:2]
-    cache = kwargs.get("cache", kwargs.get("past_key_values"))
-    past = 0 if cache is None else int(cache.mask.shape[1])
+    caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+    past = int(caches[0].mask.shape[1]) if caches else 0
     return {"B": int(B), "T": int(T), "S": past + int(T)}
 
 
@@ -80,7 +89,7 @@ class Capture(Counting):
             raise InputError(compose("capture: no pattern", do='name what to keep, "**" for everything'))
         super().__init__(model, patterns)
         self.patterns, self.max_bytes, self.reduce = patterns, max_bytes, reduce
-        self._steps, self._tokens, self._heads = steps, tokens, heads
+        self._steps, self._tokens, self._heads = _checked_steps(steps), tokens, heads
         self._stop = set(resolve(model, [stop_at] if isinstance(stop_at, str) else stop_at)) if stop_at else set()
         unwatched = self._stop - set(self.targets)
         if unwatched:
@@ -90,31 +99,50 @@ class Capture(Counting):
                     do="capture it as well, or stop at something that is",
                 )
             )
-        self._values, self._pending, self._waiting = {}, {}, set()
+        self._forget()
+
+    def _forget(self):
+        """Start with nothing: {name: {step: array}}, and of states {name: (step, column)} of the last one seen."""
+        self._values, self._states, self._waiting = {}, {}, set()
         self.nbytes = 0
 
     # ---- recording
 
+    def opened(self):
+        self._forget()
+        super().opened()
+
     def call_begins(self, shape):
-        self._waiting = set(self._stop)
-        self._pending = {}
-        if shape and self._keeps(len(self.calls) - 1):
-            self._check_budget(shape)
+        self._waiting, self._states = set(), {}
+        if self._keeps(self.step):
+            self._waiting = {name for name in self._stop if self._comes(self.targets[name], shape)}
+            if shape:
+                self._check_budget(shape)
+
+    def call_ends(self):
+        for name in self._states:
+            self._array(name, self.step)
+
+    @staticmethod
+    def _comes(site, shape):
+        """Whether a call passes the site; one without any of the columns asked for does not."""
+        return site.tokens is None or (bool(shape) and len(site.columns(shape["T"], shape["S"])) > 0)
 
     def on_value(self, site, value):
         self._record(site, value)
         return value
 
     def on_state(self, site, column, value):
-        """States after several tokens of one call are one array; it is complete when the call's last one is in."""
-        step = self.step
-        if self._keeps(step):
-            self._pending.setdefault(site.name, []).append(self._selected(site, value[:, None], state=True))
-            joined = np.concatenate(self._pending[site.name], axis=1) if self.reduce is None else None
-            if joined is None:
-                self._store(site, step, self._pending[site.name][-1], replace=False)
-            else:
-                self._store(site, step, joined, replace=len(self._pending[site.name]) > 1)
+        """States after several tokens of one call are one entry, joined when the call is over."""
+        if self._keeps(self.step):
+            step, last = self._states.get(site.name, (None, column))
+            if last >= column:  # the first of this call
+                step = self._step_of(site)
+            self._store(site, step, self._selected(site, value if self.reduce else value[:, None]), joins=last < column)
+            self._states[site.name] = step, column
+        shape = self.calls[-1] if self._inside else {}
+        if shape and column == max(site.columns(shape["T"], shape["S"]), default=None):
+            self._passed(site)
         return value
 
     def _keeps(self, step):
@@ -122,21 +150,32 @@ class Capture(Counting):
             return True
         if isinstance(self._steps, slice):
             return step in range(*self._steps.indices(step + 1))
-        return step in ([self._steps] if isinstance(self._steps, int) else self._steps)
+        return step in self._steps
 
     def _record(self, site, value):
-        step = self.step
-        if self._keeps(step) and value is not None:
-            self._store(site, step, self._selected(site, value))
-        self._waiting.discard(site.name)
-        if self._stop and not self._waiting and step is not None:
-            raise StopForward(self)
+        if self._keeps(self.step):
+            self._store(site, self._step_of(site), self._selected(site, value))
+        self._passed(site)
 
-    def _selected(self, site, value, state=False):
+    def _passed(self, site):
+        """End the forward if this was the last value it was made for."""
+        if site.name in self._waiting:
+            self._waiting.remove(site.name)
+            if not self._waiting:
+                raise StopForward(self)
+
+    def _step_of(self, site):
+        """The call that is being made; a part called by itself counts on from what there is of the site."""
+        if self.step is not None:
+            return self.step
+        return max(self._values.get(site.name, ()), default=len(self.calls) - 1) + 1
+
+    def _selected(self, site, value):
         """The tokens and heads asked for, reduced if asked, as an array of the caller's own."""
-        for ending, wanted in (("T", None if state else self._tokens), ("head", self._heads)):
+        for ending, wanted in (("T", None if site.tokens else self._tokens), ("head", self._heads)):
             axis = site.axis(ending)
-            if wanted is not None and axis is not None and np.ndim(value) == len(site.dims):
+            if wanted is not None and axis is not None:
+                axis -= site.tokens is not None and value.ndim < len(site.dims)  # a state to be reduced: no token axis
                 index = wanted if isinstance(wanted, slice) else np.atleast_1d(wanted)
                 try:
                     value = value[(slice(None),) * axis + (index,)]
@@ -151,13 +190,11 @@ class Capture(Counting):
             value = self.reduce(value)
         return np.array(value)
 
-    def _store(self, site, step, array, replace=False):
-        if step is None:  # a part called by itself
-            step = len(self.calls) + len(self._values.get(site.name, ()))
+    def _store(self, site, step, array, joins=False):
         kept = self._values.setdefault(site.name, {})
-        if self._steps == "last" or replace:
-            for old in [step] if replace else list(kept):
-                self.nbytes -= kept.pop(old).nbytes if old in kept else 0
+        if self._steps == "last" and not joins:
+            for old in list(kept):
+                self.nbytes -= _nbytes(kept.pop(old))
         if self.nbytes + array.nbytes > self.max_bytes:
             raise BudgetExceeded(
                 compose(
@@ -167,17 +204,29 @@ class Capture(Counting):
                     do="raise max_bytes, or keep fewer names, steps, tokens or heads",
                 )
             )
-        kept[step] = array
         self.nbytes += array.nbytes
+        if site.tokens is not None:
+            kept.setdefault(step, []).append(array)
+        elif step in kept:  # a module that is called more than once in a call
+            self.nbytes -= _nbytes(kept[step])
+            kept[step] = array
+        else:
+            kept[step] = array
+
+    def _array(self, name, step):
+        """What is kept of one step; states are joined along their tokens, reduced ones along a new first axis."""
+        kept = self._values[name]
+        if isinstance(kept[step], list):
+            kept[step] = np.stack(kept[step]) if self.reduce else np.concatenate(kept[step], axis=1)
+        return kept[step]
 
     def _check_budget(self, shape):
         """Refuse before the first value if the call's values cannot fit."""
         if self.reduce is not None:
             return
-        width = active().dtype.itemsize
-        sizes = {name: width * self._elements(site, shape) for name, site in self.targets.items()}
-        total = sum(sizes.values())
-        if self.nbytes + total <= self.max_bytes:
+        sizes = self._predicted(shape)
+        total, held = sum(sizes.values()), 0 if self._steps == "last" else self.nbytes
+        if held + total <= self.max_bytes:
             return
         largest = sorted(sizes, key=sizes.get, reverse=True)[:5]
         fitting = [p for p in self.patterns if sum(sizes[n] for n in resolve(self.model, [p])) <= self.max_bytes]
@@ -185,16 +234,22 @@ class Capture(Counting):
             compose(
                 f"capture: this call would hold {total:,} B in {len(sizes):,} names",
                 found="\n".join(f"{sizes[name]:>15,} B  {name}" for name in largest),
-                expected=f"at most {self.max_bytes:,} B, {self.nbytes:,} B of them held already",
+                expected=f"at most {self.max_bytes:,} B, {held:,} B of them held already",
                 do=f"raise max_bytes, or capture {fitting[0]!r}, which fits" if fitting else "raise max_bytes",
             )
         )
+
+    def _predicted(self, shape):
+        """{name: bytes} of a call with `shape` {"B", "T", "S"}, none of them reduced."""
+        with unless_chosen(getattr(self.model, "numerics", "fp32")):  # a model's own comes into force further in
+            width = active().dtype.itemsize
+        return {name: width * self._elements(site, shape) for name, site in self.targets.items()}
 
     def _elements(self, site, shape):
         n = site.elements(**shape)
         for ending, wanted, whole in (("T", self._tokens, shape["T"]), ("head", self._heads, None)):
             axis = site.axis(ending)
-            if wanted is None or axis is None:
+            if wanted is None or axis is None or (ending == "T" and site.tokens is not None):
                 continue
             size = whole or site.shape[axis]
             kept = len(range(*wanted.indices(size))) if isinstance(wanted, slice) else np.size(wanted)
@@ -234,7 +289,7 @@ class Capture(Counting):
         kept = self._values[name]
         if step is None:
             if len(kept) == 1:
-                return next(iter(kept.values()))
+                return self._array(name, next(iter(kept)))
             raise UnknownName(
                 f"{name} was captured in {len(kept)} steps\n"
                 f"    do       c[name, {min(kept)}], c[name, -1] or c.cat(name) for all of them"
@@ -244,23 +299,29 @@ class Capture(Counting):
             step = order[step]
         if step not in kept:
             raise UnknownName(f"{name} was not captured in step {step}\n    expected {', '.join(map(str, order[:12]))}")
-        return kept[step]
+        return self._array(name, step)
 
     def cat(self, name):
         """All steps of `name`, joined along the tokens."""
         name = self._full(name)
-        site, kept = self.targets[name], self._values[name]
-        axis = site.axis("T")
-        if axis is None:
-            raise InputError(compose(f"cat: {name} has no token axis", found=f"[{', '.join(site.dims)}]"))
-        return np.concatenate([kept[step] for step in sorted(kept)], axis=axis)
+        site, axis = self.targets[name], self.targets[name].axis("T")
+        if axis is None or self.reduce is not None:
+            found = "reduced values" if self.reduce else f"[{', '.join(site.dims)}]"
+            raise InputError(compose(f"cat: {name} has no token axis", found=found, do="c[name, step] is one step"))
+        arrays = [self._array(name, step) for step in self.steps(name)]
+        if "S" in site.dims:  # later calls see more keys: what an earlier one did not see has no weight
+            seen = max(array.shape[-1] for array in arrays)
+            blank = -np.inf if site.site == "scores" else 0
+            arrays = [_widened(array, seen, blank) for array in arrays]
+        return np.concatenate(arrays, axis=axis)
 
     def to_dict(self):
         """{name: array}, or {name: [arrays]} where there are several steps."""
-        return {
-            name: next(iter(kept.values())) if len(kept) == 1 else [kept[step] for step in sorted(kept)]
-            for name, kept in self._values.items()
-        }
+        found = {}
+        for name in self._values:
+            arrays = [self._array(name, step) for step in self.steps(name)]
+            found[name] = arrays[0] if len(arrays) == 1 else arrays
+        return found
 
     def save(self, path):
         """Write a safetensors file: tensors "name" for a single step, "name#step" for several."""
@@ -268,8 +329,8 @@ class Capture(Counting):
 
         tensors = {}
         for name, kept in self._values.items():
-            for step, array in kept.items():
-                tensors[name if len(kept) == 1 else f"{name}#{step}"] = np.asarray(array)
+            for step in kept:
+                tensors[name if len(kept) == 1 else f"{name}#{step}"] = self._array(name, step)
         _C.save_safetensors(path, tensors, {"format": "qwenref.capture", "calls": str(len(self.calls))})
 
     # ---- looking
@@ -294,7 +355,8 @@ class Capture(Counting):
         from qwenref.capture_display import CaptureView
 
         calls = getattr(self, "calls", [])  # there are none before the block is opened
-        return CaptureView(calls, self._values, self.targets, self.nbytes, self.max_bytes, **options)
+        values = {name: {step: self._array(name, step) for step in kept} for name, kept in self._values.items()}
+        return CaptureView(calls, values, self.targets, self.nbytes, self.max_bytes, **options)
 
     def _full(self, name):
         for root in ROOTS:
@@ -311,13 +373,41 @@ class Capture(Counting):
         return self.names()
 
 
+def _nbytes(kept):
+    return sum(array.nbytes for array in kept) if isinstance(kept, list) else kept.nbytes
+
+
+def _widened(array, size, blank):
+    missing = [(0, 0)] * (array.ndim - 1) + [(0, size - array.shape[-1])]
+    return np.pad(array, missing, constant_values=blank)
+
+
+def _checked_steps(steps):
+    """None, "last", a slice, or a set of numbers; steps are counted as they come, so none is counted from the end."""
+    if steps is None or (isinstance(steps, str) and steps == "last"):
+        return steps
+    if isinstance(steps, slice):
+        numbers = [n for n in (steps.start, steps.stop, steps.step) if n is not None]
+    else:
+        numbers = np.atleast_1d(steps).tolist() if not isinstance(steps, str) else [steps]
+    if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in numbers):
+        raise InputError(
+            compose(
+                f"capture: steps={steps!r}",
+                expected='numbers from 0, a list of them, a slice, or "last"',
+                do='how many steps will come is not known before: "last" keeps the last one',
+            )
+        )
+    return steps if isinstance(steps, slice) else set(numbers)
+
+
 def capture(model, *patterns, **options):
     """Keep copies of named values of the calls made inside a `with` block.
 
     patterns: globs over the names of `model.sites()`; `**` is everything.  max_bytes: refuse, before the call, to hold
     more.  steps: a number, a list, a slice or "last".  tokens, heads: numbers or a slice.  reduce: a function of one
-    array, whose result is kept instead.  stop_at: name or pattern; when all it names is there the forward ends, and so
-    does the block.
+    array, whose result is kept instead; states after tokens are reduced one by one and stacked.  stop_at: name or
+    pattern; when all it names is there the forward ends, and so does the block.
     """
     return Capture(model, *patterns, **options)
 
@@ -340,6 +430,7 @@ class Trace(Counting):
 
     def opened(self):
         super().opened()
+        self.rows, self._began, self._last = [], {}, 0.0
         for module in self._outputs:
             self._handles.append(module.register_forward_pre_hook(self._module_begins, prepend=True))
 
@@ -356,6 +447,9 @@ class Trace(Counting):
             self.rows.append(Row(*row, *statistics(value), (now - began) * 1e3))
         self._last = time.perf_counter()
         return value
+
+    def on_state(self, site, column, value):
+        return self.on_value(site._replace(name=f"{site.name.partition('@')[0]}@{column}"), value)
 
     def __repr__(self):
         lines = [f"Trace · {len(self.rows):,} values in {len(self.calls)} calls"]

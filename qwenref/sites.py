@@ -181,6 +181,14 @@ def _with_token(dims, columns):
     return dims[:1] + ("T" if columns == "all" else str(len(columns)),) + dims[1:]
 
 
+def _near(wrong, names):
+    """Up to three of `names` that `wrong` may stand for: of as many parts, if any; none far behind the first."""
+    alike = [name for name in names if name.count(".") == wrong.count(".")]
+    close = difflib.get_close_matches(wrong, alike, n=3, cutoff=0.5) or difflib.get_close_matches(wrong, names, n=3)
+    ratios = [difflib.SequenceMatcher(None, wrong, name).ratio() for name in close]
+    return [name for name, ratio in zip(close, ratios, strict=True) if ratio > ratios[0] - 0.1]
+
+
 def _nothing(pattern, names):
     """The message for a pattern that names nothing: near names, grouped over the layers."""
     groups = {}
@@ -196,7 +204,7 @@ def _nothing(pattern, names):
             f"its exact token-to-token matrix is layers[{i}].linear_attn.token_map(...)"
         )
     general = re.sub(r"\.\d+(?=\.|$)", ".*", re.sub(r"^model\.(language_model\.)?", "", renamed))
-    near = [general] if general in groups else difflib.get_close_matches(general, groups, n=3, cutoff=0.5)
+    near = [general] if general in groups else _near(general, groups)
     shown = ", ".join(f"{name} ({len(groups[name])} name{'s' * (len(groups[name]) > 1)})" for name in near)
     text = f"'{pattern}' matches nothing"
     if shown:
