@@ -59,18 +59,21 @@ def checked_ids(input_ids, vocab_size):
     return ids
 
 
-def hidden_or_ids(config, input_ids, inputs_embeds):
-    """(ids, None) or (None, embeddings [B, T, H] of the active profile's dtype): exactly one of the two is given."""
+def hidden_or_ids(config, input_ids, inputs_embeds, owner="forward", name="inputs_embeds"):
+    """(ids, None) or (None, embeddings [B, T, H] of the active profile's dtype): exactly one of the two is given.
+
+    `owner` and `name` are what a message calls the call and its second argument.
+    """
     if (input_ids is None) == (inputs_embeds is None):
         found = "neither" if input_ids is None else "both"
-        raise InputError(compose("forward: input_ids or inputs_embeds", found=found, expected="exactly one of the two"))
+        raise InputError(compose(f"{owner}: input_ids or {name}", found=found, expected="exactly one of the two"))
     if input_ids is not None:
         return checked_ids(input_ids, config.vocab_size), None
-    hidden = rectangular(inputs_embeds, "inputs_embeds")
+    hidden = rectangular(inputs_embeds, name)
     if hidden.ndim != 3 or hidden.shape[2] != config.hidden_size or 0 in hidden.shape:
         raise ShapeError(
             compose(
-                "inputs_embeds: wrong shape",
+                f"{name}: wrong shape",
                 found=f"{hidden.dtype} {list(hidden.shape)}",
                 expected=f"[B, T, H {config.hidden_size:,}]   (config.hidden_size)",
             )
@@ -79,12 +82,27 @@ def hidden_or_ids(config, input_ids, inputs_embeds):
     if not np.can_cast(hidden.dtype, dtype) or hidden.dtype.kind in "biu":
         raise DTypeError(
             compose(
-                f"inputs_embeds: {hidden.dtype} values",
+                f"{name}: {hidden.dtype} values",
                 expected=f"{dtype}, or a float type that it holds exactly",
-                do=f'pass inputs_embeds.astype("{dtype}")',
+                do=f'pass {name}.astype("{dtype}")',
             )
         )
     return None, np.ascontiguousarray(hidden, dtype)
+
+
+def checked_layers(start, stop, count):
+    """(start, stop) of a run of layers out of `count`, stop None meaning the last one."""
+    stop = count if stop is None else stop
+    whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in (start, stop))
+    if not whole or not 0 <= start <= stop <= count:
+        raise InputError(
+            compose(
+                "run: no such layers",
+                found=f"start {start!r}, stop {stop!r}",
+                expected=f"0 <= start <= stop <= {count}: layers start to stop - 1 are run",
+            )
+        )
+    return int(start), int(stop)
 
 
 def checked_mask(mask, batch, tokens, past):

@@ -137,6 +137,12 @@ class LanguageModel(OpensSteps, Module):
             rope_deltas=step.cache.rope_deltas if use_cache or cache is not None else None,
         )
 
+    def run(self, *args, **options):
+        """Hidden states behind some of the layers, before the final norm: run(input_ids=None, start=0, stop=None,
+        hidden=None, cache=None, attention_mask=None, position_ids=None); see `TextModel.run`."""
+        with unless_chosen(self.numerics):
+            return self.text_model.run(*args, **options)
+
     def edits(self):
         """Weights that are not what the file (or the seed) holds: name, elements, largest change."""
         return weights.edits(self)

@@ -56,6 +56,7 @@ class Step:
     def __init__(self, cache, batch, tokens, attention_mask=None, position_ids=None, sequence_ids=None):
         self.cache, self.shape = cache, (batch, tokens)
         self._staged, self._depth, self._encloses, self.owner = {}, 0, False, None
+        self.final = True  # whether the cache changes when the call has come through
         self._thread = threading.get_ident()
         self.attentions = None
         if batch != cache.batch:
@@ -134,16 +135,19 @@ class Step:
             self._sequence[row] = last
 
     @classmethod
-    def start(cls, owner, cache, config, batch, tokens, mask=None, positions=None, sequences=None, encloses=False):
+    def start(
+        cls, owner, cache, config, batch, tokens, mask=None, positions=None, sequences=None, encloses=False, final=True
+    ):
         """A new step of the model `owner`; no cache means one for this call.
 
-        The first model inside one that `encloses` gets the step that is there.
+        The first model inside one that `encloses` gets the step that is there.  One that is not `final` leaves the
+        cache as it is.
         """
         if cache is not None:
             _check_cache(cache, config)
             step = cache.step
             if step is not None:
-                if encloses or not step._encloses or step._thread != threading.get_ident():
+                if encloses or not final or not step._encloses or step._thread != threading.get_ident():
                     raise InputError(
                         compose(
                             "cache: another call is being made on it",
@@ -154,7 +158,7 @@ class Step:
                 return step.sharing(batch, tokens)
         cache = Cache(config, batch) if cache is None else cache
         step = cls(cache, batch, tokens, mask, positions, sequences)
-        step._encloses, step.owner = encloses, owner
+        step._encloses, step.owner, step.final = encloses, owner, final
         return step
 
     @classmethod
@@ -199,7 +203,7 @@ class Step:
         if self._depth:
             return
         try:
-            if kind is None:
+            if kind is None and self.final:
                 self._commit()
             else:
                 self.undo()
@@ -208,7 +212,7 @@ class Step:
             raise
         finally:
             self.cache._step = None
-        if kind is None and _final.get() is not None:
+        if kind is None and self.final and _final.get() is not None:
             _final.get().append(self)
 
     def _commit(self):

@@ -7,7 +7,7 @@ DeltaNet G key heads of K channels and V value heads of D channels.  Every forwa
 import numpy as np
 
 from qwenref import absent, ops
-from qwenref.inputs import hidden_or_ids
+from qwenref.inputs import checked_layers, hidden_or_ids
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding
 from qwenref.module import Module, ModuleList
 from qwenref.outputs import ModelOutput
@@ -371,25 +371,51 @@ class TextModel(OpensSteps, Module):
         B, T, _ = hidden.shape
         with Step.start(self, cache, self.config, B, T, attention_mask, position_ids, sequence_ids) as step:
             step.keep_attentions(output_attentions)
-            position_embeddings = self.rotary_emb(hidden, step.positions)
-            states, residuals = [], []
-            for layer in self.layers:
-                states.append(hidden)
-                hidden = layer(
-                    hidden,
+            residuals = self._through(hidden, self.layers, step, use_cache)
+            hidden = self.norm(residuals[-1])
+        return ModelOutput(
+            last_hidden_state=hidden,
+            cache=step.cache if use_cache or cache is not None else None,
+            hidden_states=(*residuals[:-1], hidden) if output_hidden_states else None,
+            residuals=tuple(residuals) if output_hidden_states else None,
+            attentions=tuple(map(step.attentions.get, sorted(step.attentions))) if output_attentions else None,
+        )
+
+    def _through(self, hidden, layers, step, use_cache=False):
+        """[hidden, and what each of the layers makes of it]."""
+        position_embeddings = self.rotary_emb(hidden, step.positions)
+        states = [hidden]
+        for layer in layers:
+            states.append(
+                layer(
+                    states[-1],
                     position_embeddings=position_embeddings,
                     attention_mask=step.mask,
                     position_ids=step.positions,
                     cache=step.cache,
                     use_cache=use_cache,
                 )
-            residuals = [*states, hidden]
-            hidden = self.norm(hidden)
-            states.append(hidden)
-        return ModelOutput(
-            last_hidden_state=hidden,
-            cache=step.cache if use_cache or cache is not None else None,
-            hidden_states=tuple(states) if output_hidden_states else None,
-            residuals=tuple(residuals) if output_hidden_states else None,
-            attentions=tuple(map(step.attentions.get, sorted(step.attentions))) if output_attentions else None,
-        )
+            )
+        return states
+
+    def run(
+        self,
+        input_ids=None,
+        start=0,
+        stop=None,
+        hidden=None,
+        cache=None,
+        attention_mask=None,
+        position_ids=None,
+    ):
+        """Hidden states [B, T, H] behind the layers start to stop - 1, before the final norm.
+
+        From `hidden` [B, T, H], or from the embeddings of `input_ids`.  Runs in a row have the bits of the whole.  The
+        tokens stand behind those of the `cache`, which a part of a model reads and does not change.
+        """
+        start, stop = checked_layers(start, stop, len(self.layers))
+        input_ids, hidden = hidden_or_ids(self.config, input_ids, hidden, "run", "hidden")
+        B, T = (hidden if input_ids is None else input_ids).shape[:2]
+        with Step.start(self, cache, self.config, B, T, attention_mask, position_ids, final=False) as step:
+            hidden = self.embed_tokens(input_ids) if hidden is None else hidden
+            return self._through(hidden, self.layers[start:stop], step)[-1]
