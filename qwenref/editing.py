@@ -65,7 +65,7 @@ def applied(site, change, value):
             ) from None
     if result.dtype.kind not in "fiub" and result.dtype.name != "bfloat16":
         raise HookError(compose(f"{site.name}: {what} holds {result.dtype}", expected=f"numbers like {value.dtype}"))
-    return np.ascontiguousarray(result, value.dtype)
+    return np.array(result, value.dtype, order="C")  # a copy: what comes later writes in place
 
 
 def edit(model, edits):
