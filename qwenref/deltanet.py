@@ -5,11 +5,16 @@ import numpy as np
 from qwenref import naive
 from qwenref.capture import Capture
 from qwenref.errors import InputError, ShapeError, compose
+from qwenref.numerics import active, unless_chosen
 
 
 def token_map(layer, ids_or_hidden):
     """M float64 [B, V-head, T, T] of a GatedDeltaNet with an empty state; see `GatedDeltaNet.token_map`."""
-    hidden = np.asarray(ids_or_hidden)
+    with unless_chosen(getattr(layer.root, "numerics", "fp32")):
+        return _token_map(layer, np.asarray(ids_or_hidden))
+
+
+def _token_map(layer, hidden):
     if hidden.dtype.kind in "iu":
         hidden = _hidden_of(layer, hidden)
     if hidden.ndim != 3 or hidden.shape[2] != layer.sizes["H"]:
@@ -21,7 +26,7 @@ def token_map(layer, ids_or_hidden):
             )
         )
     with Capture(layer, "q", "k", "g", "beta") as c:
-        layer(hidden)
+        layer(hidden.astype(active().dtype, copy=False))
     return naive.token_map(c["q"], c["k"], c["g"], c["beta"], layer.scaling)
 
 
