@@ -61,12 +61,40 @@ static int read_fully(int fd, char *out, size_t bytes, int64_t offset, const cha
     return 0;
 }
 
+/* The length of the header, by the first 8 bytes; what is no safetensors file is recognised here. */
+static int read_length(int fd, size_t size, const char *label, size_t *length, qr_error *error)
+{
+    char start[32] = {0};
+    const size_t probe = size < sizeof start ? size : sizeof start;
+    uint64_t n = 0;
+
+    if (read_fully(fd, start, probe, 0, label, error) < 0)
+        return -1;
+    if (size < LENGTH_BYTES)
+        return BAD("%s: too short for a safetensors file\n    found    %zu bytes\n    expected 8 bytes of header "
+                   "length, the header, the data\n    do       download the file again",
+                   label, size);
+    for (int i = 0; i < LENGTH_BYTES; i++)
+        n |= (uint64_t)(unsigned char)start[i] << (8 * i);
+    const char *other = n > MAX_HEADER ? disguise(start, probe) : NULL;
+    if (other != NULL)
+        return BAD("%s: is not a safetensors file\n    found    %s", label, other);
+    if (n > MAX_HEADER)
+        return BAD("%s: header length %llu is over the limit\n    expected at most %d bytes\n"
+                   "    do       check that this is a safetensors file",
+                   label, (unsigned long long)n, MAX_HEADER);
+    if (n > size - LENGTH_BYTES)
+        return BAD("%s: header length %llu goes beyond the file\n    found    a file of %zu bytes\n"
+                   "    do       download the file again",
+                   label, (unsigned long long)n, size);
+    *length = (size_t)n;
+    return 0;
+}
+
 /* Size, header and map of a file. The header is read rather than mapped, so the map stays untouched. */
 static int map_file(const char *path, const char *label, qr_shard *out, char **header, size_t *length, qr_error *error)
 {
     int rc = -1, fd = -1;
-    char start[32] = {0};
-    uint64_t n = 0;
     struct stat st;
     void *map;
 
@@ -79,34 +107,8 @@ static int map_file(const char *path, const char *label, qr_shard *out, char **h
         BAD(S_ISDIR(st.st_mode) ? "%s: is a folder, expected a file" : "%s: is not a regular file", label);
         goto done;
     }
-    const size_t size = (size_t)st.st_size, probe = size < sizeof start ? size : sizeof start;
-    QR_TRY(read_fully(fd, start, probe, 0, label, error));
-    if (size < LENGTH_BYTES) {
-        BAD("%s: too short for a safetensors file\n    found    %zu bytes\n    expected 8 bytes of header length, the "
-            "header, the data\n    do       download the file again",
-            label, size);
-        goto done;
-    }
-    for (int i = 0; i < LENGTH_BYTES; i++)
-        n |= (uint64_t)(unsigned char)start[i] << (8 * i);
-    const char *other = n > MAX_HEADER ? disguise(start, probe) : NULL;
-    if (other != NULL) {
-        BAD("%s: is not a safetensors file\n    found    %s", label, other);
-        goto done;
-    }
-    if (n > MAX_HEADER) {
-        BAD("%s: header length %llu is over the limit\n    expected at most %d bytes\n"
-            "    do       check that this is a safetensors file",
-            label, (unsigned long long)n, MAX_HEADER);
-        goto done;
-    }
-    if (n > size - LENGTH_BYTES) {
-        BAD("%s: header length %llu goes beyond the file\n    found    a file of %zu bytes\n    do       download the "
-            "file again",
-            label, (unsigned long long)n, size);
-        goto done;
-    }
-    *length = (size_t)n;
+    const size_t size = (size_t)st.st_size;
+    QR_TRY(read_length(fd, size, label, length, error));
     *header = malloc(*length + 1);
     if (*header == NULL) {
         qr_fail(error, QR_NO_MEMORY, "%s: no memory for a header of %zu bytes", label, *length);
@@ -147,6 +149,35 @@ static const char *keep(char **storage, const char *text)
     const char *kept = memcpy(*storage, text, bytes);
     *storage += bytes;
     return kept;
+}
+
+/* Where a tensor lies: its offsets must hold what its shape takes, and be in the file. */
+static int place(qr_tensor *out, long long begin, long long end, const qr_shard *shard, int64_t start, qr_error *error)
+{
+    char shown[QR_SHOWN_SIZE], text[256];
+    const char *label = shard->label, *name = qr_shown(out->name, shown, sizeof shown);
+    const int64_t bytes = qr_tensor_bytes(out->dtype, out->ndim, out->shape);
+    if (begin > end)
+        return BAD("%s: %s: offsets %lld..%lld run backwards\n    expected the begin before the end", label, name,
+                   begin, end);
+    (void)qr_shape_text(out->ndim, out->shape, text, sizeof text);
+    if (bytes < 0)
+        return BAD("%s: %s: shape %s of %s is not a possible size\n    expected a whole number of bytes below 2^53",
+                   label, name, text, qr_file_dtype_name(out->dtype));
+    if (bytes != end - begin)
+        return BAD(
+            "%s: %s: offsets hold %lld bytes, shape takes %lld\n    found    offsets %lld..%lld\n    expected %lld "
+            "bytes for shape %s of %s",
+            label, name, end - begin, (long long)bytes, begin, end, (long long)bytes, text,
+            qr_file_dtype_name(out->dtype));
+    if (end > (int64_t)shard->size - start)
+        return BAD(
+            "%s: %s: offsets %lld..%lld go beyond the file\n    found    %lld bytes of data (file of %zu)\n    do  "
+            "     the file is cut short or its header is wrong: download it again",
+            label, name, begin, end, (long long)shard->size - (long long)start, shard->size);
+    out->begin = start + begin;
+    out->end = start + end;
+    return 0;
 }
 
 /* One row of the header: {"dtype": ..., "shape": [...], "data_offsets": [begin, end]}. */
@@ -206,29 +237,7 @@ static int read_tensor(const cJSON *row, const qr_shard *shard, int64_t start, q
         return BAD("%s: %s: data_offsets is not a pair of positions\n    expected two whole numbers from 0 to 2^53 - 1",
                    label, name);
 
-    const long long begin = range[0], end = range[1];
-    const int64_t bytes = qr_tensor_bytes(out->dtype, out->ndim, out->shape);
-    if (begin > end)
-        return BAD("%s: %s: offsets %lld..%lld run backwards\n    expected the begin before the end", label, name,
-                   begin, end);
-    (void)qr_shape_text(out->ndim, out->shape, text, sizeof text);
-    if (bytes < 0)
-        return BAD("%s: %s: shape %s of %s is not a possible size\n    expected a whole number of bytes below 2^53",
-                   label, name, text, qr_file_dtype_name(out->dtype));
-    if (bytes != end - begin)
-        return BAD(
-            "%s: %s: offsets hold %lld bytes, shape takes %lld\n    found    offsets %lld..%lld\n    expected %lld "
-            "bytes for shape %s of %s",
-            label, name, end - begin, (long long)bytes, begin, end, (long long)bytes, text,
-            qr_file_dtype_name(out->dtype));
-    if (end > (int64_t)shard->size - start)
-        return BAD(
-            "%s: %s: offsets %lld..%lld go beyond the file\n    found    %lld bytes of data (file of %zu)\n    do  "
-            "     the file is cut short or its header is wrong: download it again",
-            label, name, begin, end, (long long)shard->size - (long long)start, shard->size);
-    out->begin = start + begin;
-    out->end = start + end;
-    return 0;
+    return place(out, range[0], range[1], shard, start, error);
 }
 
 static int by_key(const void *a, const void *b)

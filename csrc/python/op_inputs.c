@@ -85,6 +85,15 @@ has_no_data(PyArrayObject *a)
     return spread;
 }
 
+static void
+without_data(qr_op_call *c, const qr_param *p)
+{
+    qr_fail(&c->error, QR_NOT_CAPABLE,
+            "%s: %s is a parameter without data (device \"meta\")\n    do       open the checkpoint with "
+            "from_pretrained(...), or draw weights with from_config(..., seed=0)",
+            c->op->signature.name, p->name);
+}
+
 static int
 wrong_dtype(qr_op_call *c, int i, PyArrayObject *array, const char *expected)
 {
@@ -155,10 +164,7 @@ conform(qr_op_call *c, int i)
     const bool half = dtype == QR_BF16 || dtype == QR_F16;
 
     if ((p->kind == 'w' || p->kind == 'v') && has_no_data(array)) {
-        qr_fail(&c->error, QR_NOT_CAPABLE,
-                "%s: %s is a parameter without data (device \"meta\")\n    do       open the checkpoint with "
-                "from_pretrained(...), or draw weights with from_config(..., seed=0)",
-                c->op->signature.name, p->name);
+        without_data(c, p);
         Py_DECREF(array);
         return NULL;
     }
