@@ -130,6 +130,15 @@ def test_steps(model, steps, kept):
     assert c.nbytes == sum(c[name, k].nbytes for name in c.names() for k in kept)
 
 
+def test_the_last_step_keeps_the_states_of_all_its_tokens(model):
+    with qwenref.capture(model, f"{STATE}@all", steps="last") as c:
+        run(model, (2, 7))
+    with qwenref.capture(model, f"{STATE}@all") as every:
+        run(model, (2, 7))
+    assert c.steps(f"{STATE}@all") == [1] and c[f"{STATE}@all"].tobytes() == every[f"{STATE}@all", 1].tobytes()
+    assert c.nbytes == c[f"{STATE}@all"].nbytes
+
+
 def test_tokens_and_heads(model):
     def captured(**options):
         with qwenref.capture(model, "**", "**.state@all", **options) as c:
@@ -347,11 +356,36 @@ def test_two_threads_on_one_model_see_only_their_own_calls(model):
     finally:
         sys.setswitchinterval(interval)
     for seed in (1, 2):
-        assert found[seed].calls == wanted[seed].calls
+        assert found[seed].calls == wanted[seed].calls and found[seed].nbytes == wanted[seed].nbytes
         for name in wanted[seed]:
+            assert found[seed].steps(name) == wanted[seed].steps(name)
             for step in wanted[seed].steps(name):
                 assert found[seed][name, step].tobytes() == wanted[seed][name, step].tobytes()
     assert nothing_left(model)
+
+
+@pytest.mark.parametrize("place", ["embed_tokens", "layers.2", "lm_head", ""])
+def test_a_call_of_another_thread_in_the_middle_of_one_is_not_seen(model, place):
+    ids, main = ids_of(), threading.get_ident()
+    with qwenref.capture(model, "**", "**.state@all") as wanted, qwenref.trace(model) as rows:
+        model(ids)
+
+    def interrupt(module, args, output):
+        if threading.get_ident() == main:
+            other = threading.Thread(target=model, args=(ids_of(1, 3, seed=9),))
+            other.start()
+            other.join()
+
+    module = model.get_submodule(f"model.{place}" if place[:2] in ("em", "la") else place)
+    with (
+        qwenref.capture(model, "**", "**.state@all") as c,
+        qwenref.trace(model) as t,
+        module.register_forward_hook(interrupt),
+    ):
+        model(ids)
+    assert c.calls == wanted.calls and c.names() == wanted.names() and c.nbytes == wanted.nbytes
+    assert all(c[name].tobytes() == wanted[name].tobytes() for name in wanted)
+    assert [row[:9] for row in t.rows] == [row[:9] for row in rows.rows]
 
 
 def test_across_generate():
