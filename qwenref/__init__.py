@@ -28,8 +28,10 @@ from qwenref.errors import (
     UnknownName,
     Unreachable,
 )
+from qwenref.experiments import ablate, patch
 from qwenref.hooklist import clear_hooks, hooks
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding, SiLUActivation
+from qwenref.lens import Lens, logit_lens
 from qwenref.loading import from_config, from_pretrained
 from qwenref.model import ForCausalLM, ForConditionalGeneration, Model
 from qwenref.module import Module, ModuleList
@@ -79,6 +81,7 @@ __all__ = [
     "GatedDeltaNet",
     "HookError",
     "InputError",
+    "Lens",
     "Linear",
     "Model",
     "ModelNotFound",
@@ -98,6 +101,7 @@ __all__ = [
     "UnknownName",
     "Unreachable",
     "__version__",
+    "ablate",
     "cache_size",
     "capture",
     "clear_hooks",
@@ -106,10 +110,12 @@ __all__ = [
     "from_pretrained",
     "get_num_threads",
     "hooks",
+    "logit_lens",
     "mixers",
     "numerics",
     "ops",
     "parameters",
+    "patch",
     "render",
     "set_num_threads",
     "show_config",

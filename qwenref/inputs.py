@@ -182,15 +182,15 @@ def checked_sequences(sequence_ids, batch, tokens):
     return array
 
 
-def checked_keep(keep, tokens):
+def checked_keep(keep, tokens, name="logits_to_keep"):
     """Numbers of the tokens that get logits, None for all.  `keep` is how many at the end, or a list."""
-    array = rectangular(keep, "logits_to_keep")
+    array = rectangular(keep, name)
     whole = array.dtype.kind in "iu" or (array.size == 0 and array.ndim == 1)
     if not whole or array.ndim > 1 or (array.ndim == 0 and array < 0):
-        raise InputError(compose(f"logits_to_keep: {keep!r}", expected="0 for all, n for the last n, or a list"))
+        raise InputError(compose(f"{name}: {keep!r}", expected="0 for all, n for the last n, or a list"))
     if array.ndim == 0:
         return None if array == 0 or array >= tokens else np.arange(tokens - int(array), tokens)
     array = array.astype(np.int64)
     if ((array < -tokens) | (array >= tokens)).any():
-        raise InputError(compose(f"logits_to_keep: {keep}", expected=f"tokens 0 to {tokens - 1} of this call"))
+        raise InputError(compose(f"{name}: {keep}", expected=f"tokens 0 to {tokens - 1} of this call"))
     return array
