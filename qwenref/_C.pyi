@@ -35,6 +35,8 @@ class Op:
     __text_signature__: Final[str]
     signature: Final[str]
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def compiled(self, *args: Any, **kwargs: Any) -> Any:
+        """The op as compiled, whatever numerics are in force."""
 
 class Module:
     """Storage, attributes and the call of a node of the tree."""

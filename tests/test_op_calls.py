@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 from op_rows import ROWS
-from test_ops import all_outputs, as_tuple, signature
+from test_ops import all_outputs, as_tuple, same_bits, signature
 
+import qwenref
 from qwenref import naive, ops
 from qwenref.errors import DTypeError, InputError, ShapeError
 
@@ -111,6 +112,28 @@ def test_an_output_may_not_lie_in_a_cache_that_is_read():
     with pytest.raises(InputError, match="attention_scores: the array given for s overlaps k"):
         ops.attention_scores(q, cache[:, :, :8:2], begin, end, 1.0, s=inside)
     assert ops.attention_scores(q, cache[:, :, :8:2], begin, end, 1.0, s=behind) is behind
+
+
+# ---------------------------------------------------------------------------------------------- beside a profile
+
+
+def test_the_compiled_op_runs_whatever_numerics_are_in_force():
+    """Same bits, arguments, buffers and errors; a version made of it does not find itself."""
+    call = ROWS["rms_norm"].calls[0]
+    plain, buffer = ops.rms_norm(**call), np.empty_like(call["x"])
+    with qwenref.numerics("fp64"):
+        assert ops.rms_norm(**call).dtype == np.float64
+        assert same_bits([ops.rms_norm.compiled(**call)], [plain])
+        assert ops.rms_norm.compiled(call["x"], call["w"], y=buffer) is buffer and same_bits([buffer], [plain])
+    token = qwenref._C.numerics_var.set({"add": lambda a, b: ops.add.compiled(a, b) + 1})
+    try:
+        assert ops.add([1.0], [2.0]).tolist() == [4] and ops.add.compiled([1.0], [2.0]).tolist() == [3]
+    finally:
+        qwenref._C.numerics_var.reset(token)
+    with pytest.raises(TypeError, match="add: missing argument 'b'\n    expected add"):
+        ops.add.compiled([1.0])
+    with pytest.raises(ShapeError, match="^add: "):
+        ops.add.compiled([1.0], [1.0, 2.0])
 
 
 # ---------------------------------------------------------------------------------------------- what is left behind

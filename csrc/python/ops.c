@@ -60,33 +60,16 @@ begin(qr_op_call *c, qr_state *state, const qr_op_object *op)
     c->call.parallel = qr_pool_parallel;
 }
 
+/* The call as compiled, whatever profile is in force. */
 static PyObject *
-op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+call_compiled(const qr_op_object *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    const qr_op_object *op = (const qr_op_object *)self;
     qr_state *state = op_state(op);
-    PyObject *profile = NULL, *result = NULL;
-
-    if (PyContextVar_Get(state->numerics, NULL, &profile) < 0)
-        return NULL;
-    if (profile != Py_None) { /* a dict: numerics.py sets nothing else */
-        PyObject *other = Py_XNewRef(PyDict_GetItemWithError(profile, op->name));
-        Py_DECREF(profile);
-        if (other != NULL) {
-            result = PyObject_Vectorcall(other, args, nargsf, kwnames);
-            Py_DECREF(other);
-            return result;
-        }
-        if (PyErr_Occurred())
-            return NULL;
-    } else {
-        Py_DECREF(profile);
-    }
-
+    PyObject *result = NULL;
     qr_op_call c;
+
     begin(&c, state, op);
-    if (qr_take_arguments(&c, args, PyVectorcall_NARGS(nargsf), kwnames) == 0 && qr_take_inputs(&c) == 0 &&
-        qr_make_outputs(&c) == 0) {
+    if (qr_take_arguments(&c, args, nargs, kwnames) == 0 && qr_take_inputs(&c) == 0 && qr_make_outputs(&c) == 0) {
         run(&c);
         if (c.error.kind == QR_OK)
             result = qr_op_results(&c);
@@ -98,6 +81,34 @@ op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kw
         PyMem_RawFree(c.scratch[i]); /* accepts NULL */
     }
     return result;
+}
+
+static PyObject *
+op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    const qr_op_object *op = (const qr_op_object *)self;
+    PyObject *profile = NULL, *other = NULL;
+
+    if (PyContextVar_Get(op_state(op)->numerics, NULL, &profile) < 0)
+        return NULL;
+    if (profile != Py_None) /* a dict: numerics.py sets nothing else */
+        other = Py_XNewRef(PyDict_GetItemWithError(profile, op->name));
+    Py_DECREF(profile);
+    if (other != NULL) {
+        PyObject *result = PyObject_Vectorcall(other, args, nargsf, kwnames);
+        Py_DECREF(other);
+        return result;
+    }
+    if (PyErr_Occurred())
+        return NULL;
+    return call_compiled(op, args, PyVectorcall_NARGS(nargsf), kwnames);
+}
+
+/* What a profile's own version of an op is built on: called through the op, it would find itself. */
+static PyObject *
+op_compiled(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    return call_compiled((const qr_op_object *)self, args, nargs, kwnames);
 }
 
 /* ---- the type ---------------------------------------------------------------------------------------------------- */
@@ -207,6 +218,8 @@ static PyMemberDef op_members[] = {
 
 static PyMethodDef op_methods[] = {
     {"__reduce__", op_reduce, METH_NOARGS, NULL},
+    {"compiled", (PyCFunction)(void (*)(void))op_compiled, METH_FASTCALL | METH_KEYWORDS,
+     "compiled($self, /, *args, **kwargs)\n--\n\nThe op as compiled, whatever numerics are in force."},
     {NULL, NULL, 0, NULL},
 };
 
