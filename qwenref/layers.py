@@ -8,16 +8,21 @@ import numpy as np
 
 from qwenref import ops
 from qwenref.module import Module
+from qwenref.numerics import active, stored
 from qwenref.parameter import Parameter
 
 
 class Linear(Module):
-    """y = x W^T + b.  x [*, in_features] float32 -> [*, out_features] float32; weight [out_features, in_features]."""
+    """y = x W^T + b.  x [*, in_features] float32 -> [*, out_features] float32; weight [out_features, in_features].
+
+    `point` names the rounding point its output belongs to, where it has one besides that of every linear.
+    """
 
     output_dims = "B, T, out"
 
-    def __init__(self, in_features, out_features, bias=False, dtype="bfloat16"):
+    def __init__(self, in_features, out_features, bias=False, dtype="bfloat16", point=None):
         super().__init__()
+        self.point = point
         self.sizes = {"out": out_features}
         self.in_features, self.out_features = in_features, out_features
         self.weight = Parameter.meta((out_features, in_features), dtype)
@@ -27,7 +32,8 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def forward(self, input):
-        return ops.linear(input, self.weight, self.bias)
+        output = ops.linear(input, self.weight, self.bias)
+        return output if self.point is None else stored(self.point, output)
 
 
 class Embedding(Module):
@@ -91,7 +97,8 @@ class Conv1d(Module):
 
     Tap W-1 meets the current token, tap 0 the one W-1 back.  `window` [B, C, W-1] holds the inputs before the first
     token (zeros when None), `step` [B, T] the codes of `Step.advance`.  With `next_window=True` the result is a pair:
-    the output and the window after the last token.
+    the output and the window after the last token.  With numbers of tokens (`next_window=(3, 64)`) the second is a list:
+    the windows after so many tokens, then that after the last.
     """
 
     output_dims = "B, T, C"
@@ -109,7 +116,17 @@ class Conv1d(Module):
         )
 
     def forward(self, input, window=None, step=None, next_window=False):
-        return ops.causal_conv1d(input, self.weight, window, step, next=next_window)
+        if isinstance(next_window, bool):
+            return ops.causal_conv1d(input, self.weight, window, step, next=next_window)
+        outputs, windows, begin = [], [], 0
+        for end in (*next_window, input.shape[1]):  # a convolution in pieces has the bits of the whole
+            part = slice(begin, end)
+            codes = None if step is None else step[:, part]
+            y, window = ops.causal_conv1d(input[:, part], self.weight, window, codes, next=True)
+            outputs.append(y)
+            windows.append(window)
+            begin = end
+        return np.concatenate(outputs, axis=1), windows
 
 
 class SiLUActivation(Module):
@@ -138,12 +155,19 @@ class RotaryEmbedding(Module):
         super().__init__()
         self.sizes = {"F": len(config.mrope_axes)}
         self.axes = np.array(config.mrope_axes, dtype=np.int64)
-        index = np.arange(len(self.axes), dtype=np.int64)
-        frequencies = ops.rope_frequencies(index, config.rope_theta, config.rotary_dim)
-        self.register_buffer("inv_freq", frequencies, persistent=False)
+        self.theta, self.width = config.rope_theta, config.rotary_dim
+        self.formed = self.frequencies()
+        self.register_buffer("inv_freq", self.formed.copy(), persistent=False)
+
+    def frequencies(self):
+        """theta^(-2i / width) for every pair i, by the profile in force."""
+        return ops.rope_frequencies(np.arange(len(self.axes), dtype=np.int64), self.theta, self.width)
 
     def forward(self, x, position_ids):
-        return ops.rope_table(position_ids, self.axes, self.inv_freq)
+        frequencies = self.inv_freq
+        if "rope_frequencies" in active() and np.array_equal(frequencies, self.formed):  # else the user's own
+            frequencies = self.frequencies()
+        return ops.rope_table(position_ids, self.axes, frequencies)
 
 
 class MLP(Module):

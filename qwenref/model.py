@@ -32,7 +32,7 @@ class LanguageModel(OpensSteps, Module):
         self._files = {}  # tokenizer and the like, opened when first asked for
         text = config.text_config
         self._add_backbone(config, dtype)
-        self.lm_head = Linear(text.hidden_size, text.vocab_size, dtype=dtype)
+        self.lm_head = Linear(text.hidden_size, text.vocab_size, dtype=dtype, point="logits")
 
     @property
     def text_model(self):

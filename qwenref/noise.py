@@ -1,0 +1,110 @@
+"""How far a profile comes out from the definition on given input: the floor below which a difference says nothing."""
+
+from html import escape
+
+import numpy as np
+
+from qwenref.errors import InputError, compose
+from qwenref.html import block, table
+from qwenref.inputs import checked_ids
+from qwenref.numerics import numerics, profile
+from qwenref.plain import plain
+from qwenref.tree import MIXER_NAMES
+
+_ROWS = 36  # of a repr
+_TIES = 8
+
+
+class NoiseFloor:
+    """Differences of one run under `.profile` and one under `.against`, on the same ids.
+
+    `.layers` ("embed", 0, 1, ...) and, per layer, of the residual stream behind it: `.relative` float64 root mean
+    square of the difference over that of the values, `.largest` largest absolute difference.  `.logits_relative`,
+    `.logits_largest` the same for logits · `.margins` float64 [B, T] distance of the two largest logits under `against`
+    · `.changes` [(row, token)] where the profile's answer is another one · `.near_ties` [(row, token)] whose margin is
+    below twice the largest difference of their logits, closest first: rounding decides there.
+    """
+
+    def __init__(self, model, ids, name, against, layers, logits):
+        self.model, self.input_ids = model, ids
+        self.profile, self.against = name, against
+        self.layers = ("embed", *range(len(layers) - 1))
+        self.kinds = ("", *(MIXER_NAMES[kind].removeprefix("Gated ") for kind in model.text_model.config.layer_types))
+        self.relative = np.array([_relative(*pair) for pair in layers])
+        self.largest = np.array([_largest(*pair) for pair in layers])
+        found, exact = logits
+        self.logits_relative, self.logits_largest = _relative(found, exact), _largest(found, exact)
+        two = np.partition(exact, -2, axis=-1)[..., -2:]
+        self.margins = two[..., 1] - two[..., 0]
+        self.errors = np.abs(found - exact).max(axis=-1)
+        self.answers = np.stack([exact.argmax(axis=-1), found.argmax(axis=-1)])
+        self.changes = [tuple(map(int, place)) for place in np.argwhere(self.answers[0] != self.answers[1])]
+        near = np.argwhere(self.margins < 2 * self.errors)
+        self.near_ties = sorted((tuple(map(int, place)) for place in near), key=lambda place: self.margins[place])
+
+    def _headline(self):
+        B, T = self.margins.shape
+        return f"{self.profile} against {self.against} · {B} row{'s' * (B != 1)} · {T} token{'s' * (T != 1)}"
+
+    def _table(self):
+        for layer, kind, relative, largest in zip(self.layers, self.kinds, self.relative, self.largest, strict=True):
+            yield f"{layer} {kind}".rstrip(), f"{relative:.2e}", f"{largest:.2e}"
+        yield "logits", f"{self.logits_relative:.2e}", f"{self.logits_largest:.2e}"
+
+    def _tie_lines(self):
+        B, T = self.margins.shape
+        counts = f"{len(self.near_ties):,} near ties · {len(self.changes):,} other answers"
+        yield f"{counts} · smallest margin {self.margins.min():.3g}"
+        for row, token in self.near_ties[:_TIES]:
+            best, found = self.answers[:, row, token]
+            also = "" if best == found else f", {self.profile} answers {found:,}"
+            yield (
+                f"  row {row}, token {token}: margin {self.margins[row, token]:.3g}, "
+                f"difference {self.errors[row, token]:.3g}, answer {best:,}{also}"
+            )
+        if len(self.near_ties) > _TIES:
+            yield f"  … {len(self.near_ties) - _TIES:,} more: .near_ties"
+
+    def text(self, rows=None):
+        """A line per layer, then the near ties; at most `rows` layers, evenly spaced."""
+        body = list(self._table())
+        if rows is not None and len(body) > rows:
+            every = -(-(len(body) - 1) // (rows - 1))
+            body = [*body[:-1:every], body[-1]]
+        lines = [("behind", "relative", "largest"), *body]
+        sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = ["  ".join(cell.ljust(n) for cell, n in zip(line, sizes, strict=True)).rstrip() for line in lines]
+        return "\n".join([self._headline(), *shown, *self._tie_lines()])
+
+    def __repr__(self):
+        return plain(self.text(rows=_ROWS))
+
+    def _repr_html_(self):
+        ties = "<br>".join(escape(line.strip()) for line in self._tie_lines())
+        rows = table(("behind", "relative", "largest"), self._table())
+        return block(f"<p>{escape(self._headline())}</p>{rows}<p>{ties}</p>")
+
+
+def _largest(found, exact):
+    return float(np.abs(found - exact).max())
+
+
+def _relative(found, exact):
+    scale = np.sqrt(np.mean(np.square(exact)))
+    off = np.sqrt(np.mean(np.square(found - exact)))
+    return float(off / scale) if scale > 0 else float(off)
+
+
+def bound(model, input_ids, name="fp32", against="fp64", **options):
+    """See `numerics.bound`."""
+    name, against = profile(name).name, profile(against).name
+    if name == against:
+        raise InputError(compose("bound: a profile against itself", found=name, expected="two profiles"))
+    ids = checked_ids(input_ids, model.text_model.config.vocab_size)
+    runs = []
+    for chosen in (name, against):
+        with numerics(chosen):
+            out = model(ids, output_hidden_states=True, **options)
+            runs.append(([x.astype(np.float64, copy=False) for x in out.residuals], out.logits.astype(np.float64)))
+    (found, found_logits), (exact, exact_logits) = runs
+    return NoiseFloor(model, ids, name, against, list(zip(found, exact, strict=True)), (found_logits, exact_logits))
