@@ -38,6 +38,7 @@ from qwenref.module import Module, ModuleList
 from qwenref.numerics import numerics
 from qwenref.parameter import Parameter
 from qwenref.sizes import cache_size, mixers, parameters
+from qwenref.states import States, export_states
 from qwenref.text import Attention, DecoderLayer, GatedDeltaNet, TextModel
 from qwenref.weights import to_torch_state_dict
 
@@ -96,6 +97,7 @@ __all__ = [
     "RotaryEmbedding",
     "ShapeError",
     "SiLUActivation",
+    "States",
     "TemplateError",
     "TextModel",
     "UnknownName",
@@ -106,6 +108,7 @@ __all__ = [
     "capture",
     "clear_hooks",
     "edit",
+    "export_states",
     "from_config",
     "from_pretrained",
     "get_num_threads",

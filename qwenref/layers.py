@@ -97,8 +97,8 @@ class Conv1d(Module):
 
     Tap W-1 meets the current token, tap 0 the one W-1 back.  `window` [B, C, W-1] holds the inputs before the first
     token (zeros when None), `step` [B, T] the codes of `Step.advance`.  With `next_window=True` the result is a pair:
-    the output and the window after the last token.  With numbers of tokens (`next_window=(3, 64)`) the second is a list:
-    the windows after so many tokens, then that after the last.
+    the output and the window after the last token.  With numbers of tokens, `next_window=(3, 64)`, the second is a
+    list: the windows after so many tokens, then that after the last.
     """
 
     output_dims = "B, T, C"

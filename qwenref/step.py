@@ -9,20 +9,15 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from qwenref.cache import AttentionLayerCache, Cache, fresh_layers
+from qwenref.cache import NO_SEQUENCE, Cache, DeltaNetLayerCache, Mark, Recurrent, fresh_layers, same_geometry
 from qwenref.errors import InputError, ShapeError, compose
 from qwenref.inputs import checked_mask, checked_positions, checked_sequences
-from qwenref.numerics import active
+from qwenref.numerics import active, stored
 
-_NO_SEQUENCE = np.iinfo(np.int64).min  # of a row that was in none so far
 _final = ContextVar("qwenref_final_steps", default=None)  # steps made final inside the hooked call of a model
-_SHAPING = (  # what the shapes of a cache follow from
-    "layer_types", "num_key_value_heads", "head_dim", "linear_conv_kernel_dim", "linear_num_key_heads",
-    "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
-)  # fmt: skip
 
 
-_CHANGING = ("layers", "dtype", "mask", "length", "sequence", "sequence_begin")
+_CHANGING = ("layers", "dtype", "mask", "length", "sequence", "sequence_begin", "_marks")
 
 
 class OpensSteps:
@@ -36,12 +31,17 @@ class OpensSteps:
         try:
             return super()._call_hooked(*args, **kwargs)
         except BaseException:
-            for step in steps:
-                if step.owner is self:
-                    step.undo()
+            undo_finished(self)
             raise
         finally:
             _final.reset(token)
+
+
+def undo_finished(owner):
+    """Undo what the hooked call of `owner` that is going on has made final."""
+    for step in _final.get() or ():
+        if step.owner is owner:
+            step.undo()
 
 
 class Step:
@@ -49,13 +49,15 @@ class Step:
 
     `.mask` bool [B, T] or None (nothing masked) · `.advance` int64 [B, T] or None: 0 skip, 1 advance, 2 forget first ·
     `.begin`, `.end` int64 [B, T]: keys a token sees · `.positions` int64 [3, B, T] ·
-    `.attentions` {layer: weights}, or None when nobody asked.
+    `.attentions` {layer: weights}, or None when nobody asked ·
+    `.cuts` numbers of tokens of this call, fewer than T, after which the cache keeps the states of a row.
     A model opens one with `Step.start`; the model inside it shares it, and only the outermost makes it final.
     """
 
     def __init__(self, cache, batch, tokens, attention_mask=None, position_ids=None, sequence_ids=None):
         self.cache, self.shape = cache, (batch, tokens)
         self._staged, self._depth, self._encloses, self.owner = {}, 0, False, None
+        self.cuts, self._between = (), {}
         self.final = True  # whether the cache changes when the call has come through
         self._thread = threading.get_ident()
         self.attentions = None
@@ -101,6 +103,7 @@ class Step:
         self.begin = np.broadcast_to(cache.sequence_begin[:, None], (batch, tokens))
         self.advance = None if self.mask is None else self._kept.astype(np.int64)
         self._sequence, self._sequence_begin = cache.sequence, cache.sequence_begin
+        self._ids, self._kept_after = ids, self._kept & cache.keeps(self.end)
         if ids is not None:
             self._pack(ids)
         if self.mask is not None:
@@ -122,7 +125,7 @@ class Step:
         self._sequence = np.empty(len(ids), np.int64)
         self._sequence_begin = self._sequence_begin.copy()
         for row, kept in enumerate(self._kept):
-            last = _NO_SEQUENCE if self.cache.sequence is None else self.cache.sequence[row]
+            last = NO_SEQUENCE if self.cache.sequence is None else self.cache.sequence[row]
             fresh = self.cache.length[row] == 0
             for t in np.flatnonzero(kept):
                 if ids[row, t] != last:
@@ -159,6 +162,10 @@ class Step:
         cache = Cache(config, batch) if cache is None else cache
         step = cls(cache, batch, tokens, mask, positions, sequences)
         step._encloses, step.owner, step.final = encloses, owner, final
+        if final:
+            step.cuts = tuple(
+                end for end in (np.flatnonzero(step._kept_after.any(axis=0)) + 1).tolist() if end < tokens
+            )
         return step
 
     @classmethod
@@ -216,6 +223,7 @@ class Step:
             _final.get().append(self)
 
     def _commit(self):
+        marks = self._marked()
         for index, arrays in self._staged.items():
             layer = self.layers[index]
             if arrays is None:
@@ -228,6 +236,27 @@ class Step:
         cache.layers, cache.dtype = self.layers, self.dtype
         cache.mask, cache.length = self._mask, self._length
         cache.sequence, cache.sequence_begin = self._sequence, self._sequence_begin
+        cache._marks = marks
+
+    def _marked(self):
+        """What the cache kept of each row for `crop`, with what this call adds."""
+        cache, T = self.cache, self.shape[1]
+        if not self._kept_after.any():
+            return cache._marks
+        marks = [dict(own) for own in cache._marks]
+        stateful = [i for i, layer in enumerate(self.layers) if isinstance(layer, DeltaNetLayerCache)]
+        for row, t in np.argwhere(self._kept_after).tolist():
+            held = {}
+            for i in stateful:
+                reached = self._staged.get(i) if t + 1 == T else self._between.get((i, t + 1))
+                # One row of several is copied, so that it does not keep the others.
+                rows = (array[row] for array in reached or self.recall(i))
+                held[i] = Recurrent(*(array if self.shape[0] == 1 else array.copy() for array in rows))
+            number = self._ids if self._ids is not None else cache.sequence
+            number = NO_SEQUENCE if number is None else number[row, t] if number.ndim == 2 else number[row]
+            mark = Mark(int(cache.rope_deltas[row]), int(number), int(self.begin[row, t]), held)
+            marks[row][int(self.end[row, t])] = mark
+        return marks
 
     def undo(self):
         """Let the cache be what it was when this step began."""
@@ -244,18 +273,24 @@ class Step:
         layer = self.layers[index]
         return layer.conv_state, layer.recurrent_state
 
-    def remember(self, index, window, state):
-        """Window and state of layer `index` after this step."""
+    def remember(self, index, window, state, windows=(), states=()):
+        """Window and state of layer `index` after this step, and those after each of the `cuts`."""
         self._staged[index] = (window, state)
+        for end, *reached in zip(self.cuts, windows, states, strict=True):
+            self._between[index, end] = reached
+
+    def handed_in(self, index):
+        """(window, state) after this step that layer `index` has handed in, or None."""
+        return self._staged.get(index)
 
     def append(self, index, k, v):
         """Put k, v [B, T, K, D] behind what layer `index` holds; all keys and values so far [B, K, S, D]."""
+        k, v = stored("kv", k), stored("kv", v)
         layer, size = self.layers[index], int(self._length.max())
         if self._depth:
             self._staged[index] = None
         else:  # a layer called alone: what it adds is gone with the call
-            layer, past = AttentionLayerCache(self.cache.config, len(self._kept), self.dtype), layer
-            layer.restore(past.arrays())
+            layer = layer.holding({name: array.copy() for name, array in layer.arrays().items()})
         layer.room_for(size)
         for row, kept in enumerate(self._kept):
             new = slice(int(self.cache.length[row]), int(self._length[row]))
@@ -299,14 +334,6 @@ def _check_cache(cache, config):
         raise InputError(compose(f"cache: a {kind}", expected="a Cache", do="make one with qwenref.Cache(model)"))
     if cache.config is config:
         return
-    other = [name for name in _SHAPING if getattr(cache.config, name) != getattr(config, name)]
-    if other:
-        found, expected = (", ".join(f"{name} {getattr(c, name)}" for name in other) for c in (cache.config, config))
-        raise InputError(
-            compose(
-                "cache: made for another model",
-                found=found,
-                expected=expected,
-                do="make one with qwenref.Cache(model)",
-            )
-        )
+    same_geometry(
+        cache.config, config, "cache: made for another model", InputError, "make one with qwenref.Cache(model)"
+    )

@@ -10,6 +10,7 @@ from qwenref import absent, ops
 from qwenref.inputs import checked_layers, hidden_or_ids
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding
 from qwenref.module import Module, ModuleList
+from qwenref.numerics import active, stored
 from qwenref.outputs import ModelOutput
 from qwenref.parameter import Parameter
 from qwenref.sites import chain
@@ -198,7 +199,8 @@ class GatedDeltaNet(Module):
         b = self.site("b", self.in_proj_b(hidden_states))
         a = self.site("a", self.in_proj_a(hidden_states))
 
-        convolved, window = self.conv1d(mixed_qkv, window, step.advance, next_window=True)
+        convolved, window = self.conv1d(mixed_qkv, window, step.advance, next_window=step.cuts or True)
+        *windows, window = window if step.cuts else (window,)
         conv_out = self.site("conv_out", ops.silu(convolved))
         q, k, v = conv_out[..., : G * K], conv_out[..., G * K : 2 * G * K], conv_out[..., 2 * G * K :]
         q = self.site("q", ops.l2_norm(q.reshape(B, T, G, K)))
@@ -207,37 +209,47 @@ class GatedDeltaNet(Module):
         beta = self.site("beta", ops.sigmoid(b))
         g = self.site("g", ops.delta_decay(a, self.A_log, self.dt_bias))
 
-        read, state = self._recur(q, k, v, g, beta, state, step)
-        step.remember(self.layer_idx, window, self.site("state", state))
+        read, states = self._recur(q, k, v, g, beta, state, step)
+        *states, state = (stored("state", state) for state in states)
+        step.remember(self.layer_idx, window, self.site("state", state), windows, states)
         core = self.site("core", self.site("read", read).reshape(B, T, V * D))
         normed = self.norm(core.reshape(B * T * V, D), z.reshape(B * T * V, D)).reshape(B, T, V * D)
         return self.out_proj(self.site("normed", normed))
 
     def _recur(self, q, k, v, g, beta, state, step):
-        """(o [B, T, V, D], state after the last token), in one go or in pieces that end where a state is watched.
+        """(o [B, T, V, D], states after each of the step's cuts and after the last token).
 
-        A recurrence in pieces has the bits of the whole, so looking changes nothing.
+        Computed in one go, or in pieces that end at a cut or a watched state.
+
+        A recurrence in pieces has the bits of the whole, so looking changes nothing.  Where a profile has another form,
+        the tokens up to a watched state are run once more on the side, and only a state that was edited makes a cut.
         """
         T, first = v.shape[1], step.cache.mask.shape[1]
         asked = [site for site in _BY_PRODUCTS if self.wants(site)]
         extra = {_BY_PRODUCTS[site]: True for site in asked}
-        watching = chain()
+        watching, cut_freely = chain(), active().in_pieces
         watched = () if watching is None else watching.columns(self)
         ends = [t + 1 for t in range(T) if watched == "all" or first + t in watched]
-        pieces, begin = [], 0
-        for end in dict.fromkeys((*ends, T)):
+
+        def run(begin, end, state, **extra):
             part = slice(begin, end)
             advance = None if step.advance is None else step.advance[:, part]
             tokens = (a[:, part] for a in (q, k, v, g, beta))
-            o, state, *more = ops.gated_delta_rule(*tokens, state, advance, self.scaling, final=True, **extra)
-            if end in ends:
-                state = self.site(f"state@{first + end - 1}", state)
-            pieces.append((o, *more))
-            begin = end
+            return ops.gated_delta_rule(*tokens, state, advance, self.scaling, final=True, **extra)
+
+        pieces, states, begin = [], [], 0
+        for end in sorted({*ends, *step.cuts, T}):
+            o, reached, *more = run(begin, end, state, **extra)
+            seen = self.site(f"state@{first + end - 1}", reached) if end in ends else reached
+            if cut_freely or seen is not reached or end == T:
+                pieces.append((o, *more))
+                begin, state = end, seen
+            if end in step.cuts or end == T:
+                states.append(seen)
         whole = pieces[0] if len(pieces) == 1 else [np.concatenate(p, axis=1) for p in zip(*pieces, strict=True)]
         for site, value in zip(asked, whole[1:], strict=True):
             self.site(site, value)
-        return whole[0], state
+        return whole[0], states
 
     def token_map(self, ids_or_hidden):
         """M float64 [B, V-head, T, T]: what token i reads is the sum of M[i, j] v[j] over the tokens j up to it.

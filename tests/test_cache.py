@@ -234,10 +234,6 @@ def test_B13_the_length_moves_once_after_the_last_layer(model, ids):
     assert lengths == [[5, 5]] * len(model.model.layers) and cache.length.tolist() == [8, 8]
 
 
-def test_B10_there_is_no_crop_that_keeps_the_states(model):
-    assert not hasattr(qwenref.Cache(model), "crop")
-
-
 # ---------------------------------------------------------------------------------------------- pads (T3, A13, B3 - B6)
 
 
