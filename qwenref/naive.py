@@ -200,6 +200,27 @@ def sigmoid_mul(x, g):
     return x * sigmoid(g)
 
 
+def _nearest(x, digits, smallest, largest):
+    """x rounded once to numbers of so many binary digits, ties to even: fewer digits below `smallest`, the least normal
+    one, and infinity where the rounded number is beyond `largest`."""
+    exponent = np.maximum(np.frexp(x)[1], np.frexp(smallest)[1])
+    unit = np.ldexp(1.0, exponent - digits)
+    y = np.rint(x / unit) * unit
+    return np.where(np.isfinite(x), np.where(abs(y) > largest, np.copysign(np.inf, x), y), x)
+
+
+@op("round_bf16(x[*]) -> y[*]")
+def round_bf16(x):
+    """y = the value of bfloat16 nearest to x: 8 binary digits, the range of float32"""
+    return _nearest(x, 8, 2.0**-126, (2 - 2.0**-7) * 2.0**127)
+
+
+@op("round_f16(x[*]) -> y[*]")
+def round_f16(x):
+    """y = the value of float16 nearest to x: 11 binary digits, up to 65504"""
+    return _nearest(x, 11, 2.0**-14, 65504.0)
+
+
 @op("delta_decay(a[*,V], A_log[V], dt_bias[V]) -> g[*,V]")
 def delta_decay(a, A_log, dt_bias):
     """g = -exp(A_log) softplus(a + dt_bias): the log of what a state keeps, never above zero."""

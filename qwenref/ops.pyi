@@ -95,6 +95,18 @@ def exp(x: ArrayLike, *, y: _Array | None = None) -> _Array:
     y = exp(x)
     """
 
+def round_bf16(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """round_bf16(x[*]:f) -> y[*]:f
+
+    y = the value of bfloat16 nearest to x, ties to even
+    """
+
+def round_f16(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """round_f16(x[*]:f) -> y[*]:f
+
+    y = the value of float16 nearest to x, ties to even, infinite from 65520
+    """
+
 def delta_decay(a: ArrayLike, A_log: ArrayLike, dt_bias: ArrayLike, *, g: _Array | None = None) -> _Array:
     """delta_decay(a[*,V]:f, A_log[V]:v, dt_bias[V]:v) -> g[*,V]:f
 

@@ -333,6 +333,8 @@ ROWS = {
     "sigmoid": unary("x", lambda y, **_: FUNCTION * abs(y) + TINY, np.append(SPECIAL, np.float32(-np.inf))),
     "softplus": unary("x", lambda y, **_: FUNCTION * abs(y) + TINY, np.append(SPECIAL, np.float32(-np.inf))),
     "exp": unary("x", lambda y, **_: FUNCTION * abs(y) + TINY, np.append(SPECIAL, np.float32(-np.inf))),
+    "round_bf16": unary("x", exact, np.append(SPECIAL, np.float32([-np.inf, 3.4e38, -3.39e38]))),
+    "round_f16": unary("x", exact, np.append(SPECIAL, np.float32([-np.inf, 65519.99, -65520, 2e-8, 3e-8]))),
     "silu_mul": binary("g", "u", lambda y, **_: (FUNCTION + U) * abs(y) + TINY),
     "sigmoid_mul": binary("x", "g", lambda y, **_: (FUNCTION + U) * abs(y) + TINY),
     "delta_decay": Row(

@@ -1,4 +1,4 @@
-/* Element by element: sums, products, gates and exponentials. */
+/* Element by element: sums, products, gates, exponentials, roundings to a narrower format. */
 #include "kernel.h"
 
 typedef struct pointwise_task {
@@ -35,6 +35,8 @@ POINTWISE(sigmoid, qr_sigmoid(a))
 POINTWISE(sigmoid_mul, a *qr_sigmoid(bs[i]))
 POINTWISE(softplus, qr_softplus(a))
 POINTWISE(exp, qr_exp(a))
+POINTWISE(round_bf16, qr_round_bf16(a))
+POINTWISE(round_f16, qr_round_f16(a))
 
 #undef POINTWISE
 
@@ -76,6 +78,17 @@ QR_OP(softplus, "softplus(x[*]:f) -> y[*]:f", "y = log(1 + exp(x))")
 QR_OP(exp, "exp(x[*]:f) -> y[*]:f", "y = exp(x)")
 {
     pointwise_run(call, exp_range, NULL);
+}
+
+QR_OP(round_bf16, "round_bf16(x[*]:f) -> y[*]:f", "y = the value of bfloat16 nearest to x, ties to even")
+{
+    pointwise_run(call, round_bf16_range, NULL);
+}
+
+QR_OP(round_f16, "round_f16(x[*]:f) -> y[*]:f",
+      "y = the value of float16 nearest to x, ties to even, infinite from 65520")
+{
+    pointwise_run(call, round_f16_range, NULL);
 }
 
 typedef struct decay_task {

@@ -133,6 +133,39 @@ TEST(exponentials_keep_their_bounds_over_all_of_float32)
     free(x), free(y);
 }
 
+/* x on the grid of `digits` binary digits whose least normal number is 2^lowest; infinity from `limit` on */
+static float nearest(float x, int digits, int lowest, double limit)
+{
+    int exponent;
+    frexp((double)x, &exponent);
+    const int last = (exponent < lowest + 1 ? lowest + 1 : exponent) - digits;
+    return isfinite(x) && fabs((double)x) >= limit ? copysignf(INFINITY, x)
+                                                   : (float)ldexp(nearbyint(ldexp((double)x, -last)), last);
+}
+
+TEST(roundings_to_sixteen_bits_give_the_nearest_even_number)
+{
+    enum { STEP = 9973, N = (int)((1ull << 32) / STEP) };
+    float *const x = empty_floats(N), *const brain = empty_floats(N), *const half = empty_floats(N);
+    for (int64_t i = 0; i < N; i++) { /* every third one half-way between two numbers of bf16, and one of float16 */
+        uint32_t bits = (uint32_t)(i * STEP);
+        bits = i % 3 == 0 ? (bits & 0xffff0000u) | 0x8000u : i % 3 == 1 ? (bits & 0xffffe000u) | 0x1000u : bits;
+        memcpy(x + i, &bits, sizeof bits);
+    }
+    RUN("round_bf16", ARRAYS(F(x, N)), NULL, F(brain, N));
+    RUN("round_f16", ARRAYS(F(x, N)), NULL, F(half, N));
+    for (int64_t i = 0; i < N; i++) {
+        if (isnan(x[i])) {
+            CHECK(isnan(brain[i]) && isnan(half[i]));
+            continue;
+        }
+        const float expected[2] = {nearest(x[i], 8, -126, 0x1.ffp127), nearest(x[i], 11, -14, 65520)};
+        CHECK(memcmp(brain + i, expected, sizeof *brain) == 0);
+        CHECK(memcmp(half + i, expected + 1, sizeof *half) == 0);
+    }
+    free(x), free(brain), free(half);
+}
+
 TEST(exponentials_at_the_edges)
 {
     const float x[8] = {-INFINITY, INFINITY, NAN, 0.0f, -0.0f, 88.72284f, 88.72283f, -103.9f};
