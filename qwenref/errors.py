@@ -104,3 +104,9 @@ def compose(first, *, found=None, expected=None, do=None):
         if text is not None:
             lines.append(f"    {label:<8} " + str(text).replace("\n", "\n" + " " * 13))
     return "\n".join(lines)
+
+
+def a_kind(value):
+    """ "a list", "an int": what a message calls a value of the wrong kind."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -10,7 +10,7 @@ import re
 from collections import namedtuple
 
 from qwenref import _C
-from qwenref.errors import InputError, UnknownName, compose
+from qwenref.errors import InputError, UnknownName, a_kind, compose
 from qwenref.outputs import ModelOutput
 
 ROOTS = ("", "model.language_model.", "model.")  # what may be left out in front of a name
@@ -116,7 +116,8 @@ def resolve(model, patterns):
     found = {}
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise InputError(compose(f"a pattern that is a {type(pattern).__name__}", expected="names as text"))
+            spread = "pass the names one by one: *names" if isinstance(pattern, (list, tuple, set)) else None
+            raise InputError(compose(f"a pattern that is {a_kind(pattern)}", expected="names as text", do=spread))
         base, at, tokens = pattern.partition("@")
         expression = _regex(base)
         matched = [site for name, site in names.items() if _named(expression, name)]
@@ -147,10 +148,11 @@ def _named(expression, name):
 
 
 def _regex(pattern):
-    """`fnmatch` where `*` stops at a dot and `**` does not."""
+    """`fnmatch` where `*` stops at a dot and `**` does not.  More stars are no more than two, also for the time it
+    takes to find that nothing matches."""
     special = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}
     parts = []
-    for i, part in enumerate(re.split(r"(\*\*|\*|\?|\[!?[^\]]+\])", pattern)):
+    for i, part in enumerate(re.split(r"(\*\*|\*|\?|\[!?[^\]]+\])", re.sub(r"\*{2,}", "**", pattern))):
         if i % 2 == 0:
             parts.append(re.escape(part))
         else:
@@ -182,7 +184,12 @@ def _with_token(dims, columns):
 
 
 def _near(wrong, names):
-    """Up to three of `names` that `wrong` may stand for: of as many parts, if any; none far behind the first."""
+    """Up to three of `names` that `wrong` may stand for: those it is the end of; else of as many parts, if any, none far
+    behind the first."""
+    last = wrong.rpartition(".")[2]
+    ends = [name for name in names if name.endswith("." + wrong)] or [n for n in names if n.rpartition(".")[2] == last]
+    if ends and wrong:
+        return ends[:3]
     alike = [name for name in names if name.count(".") == wrong.count(".")]
     close = difflib.get_close_matches(wrong, alike, n=3, cutoff=0.5) or difflib.get_close_matches(wrong, names, n=3)
     ratios = [difflib.SequenceMatcher(None, wrong, name).ratio() for name in close]
@@ -258,6 +265,11 @@ class Watcher:
     """
 
     def __init__(self, model, patterns):
+        if not hasattr(model, "named_modules"):
+            what = type(self).__name__.lower()
+            raise InputError(
+                compose(f"{what}: {a_kind(model)} in place of a model", expected="a model or a part of one")
+            )
         self.model = model
         self.targets = resolve(model, patterns)
         self._by_site, self._outputs, self._columns = {}, {}, {}
@@ -286,9 +298,15 @@ class Watcher:
     def closed(self):
         """Called when the block has ended, however."""
 
-    # What the chain asks.
+    def __repr__(self):
+        n, state = len(self.targets), "open" if self._open else "closed"
+        return f"{type(self).__name__} · {n:,} name{'s' * (n != 1)} · {state}"
+
+    # What the chain asks.  A block that was closed elsewhere (a generator ended by another thread) sees nothing more.
 
     def on_site(self, module, name, value):
+        if not self._open:
+            return value
         base, at, column = name.partition("@")
         if at:
             for site in self._columns.get(module, ()):
@@ -299,11 +317,11 @@ class Watcher:
         return value if site is None else self.on_value(site, value)
 
     def wants(self, module, name):
-        return (module, name) in self._by_site
+        return self._open and (module, name) in self._by_site
 
     def columns(self, module):
         wanted = set()
-        for site in self._columns.get(module, ()):
+        for site in self._columns.get(module, ()) if self._open else ():
             if site.tokens == "all":
                 return "all"
             wanted |= set(site.tokens)
@@ -341,7 +359,7 @@ class Watcher:
 
     def is_open_here(self):
         active = chain()
-        return active is not None and self in active.watchers
+        return self._open and active is not None and self in active.watchers
 
     def _output_hook(self, site):
         """A layer's output is what people mean; where forward returns a tuple (attention) that is its first entry."""

@@ -319,6 +319,27 @@ def test_blocks_may_be_left_in_any_order(model):
     assert not len(a) and b.steps("lm_head") == [0] and nothing_left(model)
 
 
+def test_a_block_closed_by_another_thread_sees_nothing_more(model):
+    """As when a generator that holds a capture is thrown away elsewhere: what is open here still names the watcher."""
+    c = qwenref.capture(model, "lm_head", "layers.0.resid_mid", STATE + "@all")
+    c.__enter__()
+    closer = threading.Thread(target=c.__exit__, args=(None, None, None))
+    closer.start()
+    closer.join()
+    model([1, 2])
+    assert len(c) == 0 and hooks_of(model) == 0
+    c._close()
+    assert nothing_left(model)
+
+
+def test_a_watcher_says_in_one_line_what_it_is(model):
+    change = qwenref.edit(model, {"layers.*.mlp": 0})
+    assert repr(change) == "Edit · 4 names · closed"
+    with change:
+        assert repr(change) == "Edit · 4 names · open"
+    assert repr(qwenref.ablate(model, "layers.0.mlp")) == "Edit · 1 name · closed"
+
+
 def test_a_capture_opened_again_starts_over(model):
     c = qwenref.capture(model, "lm_head")
     for tokens in (3, 1):
@@ -560,7 +581,7 @@ def captured(model, *patterns, **options):
 
 BAD = {
     "no pattern": (lambda m: qwenref.capture(m), "capture: no pattern"),
-    "not a name": (lambda m: qwenref.capture(m, 3), "a pattern that is a int"),
+    "not a name": (lambda m: qwenref.capture(m, 3), "a pattern that is an int"),
     "near": (
         lambda m: qwenref.capture(m, "layers.*.self_atn"),
         "'layers.*.self_atn' matches nothing. Near: layers.*.self_attn (2 names)",

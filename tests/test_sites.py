@@ -2,6 +2,7 @@
 
 import collections
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,7 @@ PATTERNS = {
     "lm_head": ["lm_head"],
     "layers.0.linear_attn.state@3,1,3": ["model.layers.0.linear_attn.state@3,1,3"],
     "layers.0.**@all": ["model.layers.0.linear_attn.state@all"],
+    "***.conv_out": ["model.layers.0.linear_attn.conv_out", "model.layers.2.linear_attn.conv_out"],
     "layers.[0": None,
     "layers.(0)": None,
     "": None,
@@ -165,6 +167,35 @@ def test_pattern(small, pattern):
             resolve(small, [pattern])
     else:
         assert list(resolve(small, [pattern])) == PATTERNS[pattern]
+
+
+def test_many_stars_that_match_nothing_are_told_at_once(small):
+    """Each star on its own would multiply the ways to fail: this pattern takes a backtracking matcher years."""
+    began = time.perf_counter()
+    with pytest.raises(qwenref.UnknownName):
+        resolve(small, ["*" * 60 + "!"])
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    "pattern, near",
+    [
+        ("beta", "layers.*.linear_attn.beta (2 names)"),
+        ("state@all", "layers.*.linear_attn.state (2 names)"),
+        ("self_attn", "layers.*.self_attn (2 names)"),
+        ("layers.0.attn_weights", "layers.*.self_attn.attn_weights (2 names)"),
+    ],
+)
+def test_the_end_of_a_name_is_answered_with_the_whole_of_it(small, pattern, near):
+    with pytest.raises(qwenref.UnknownName) as error:
+        resolve(small, [pattern])
+    assert str(error.value).splitlines()[0].endswith(f" matches nothing. Near: {near}")
+
+
+@pytest.mark.parametrize("other", [None, 3, qwenref])
+def test_what_is_no_model_is_named(other):
+    with pytest.raises(qwenref.InputError, match=r"^edit: an? \w+ in place of a model\n"):
+        qwenref.edit(other, {"lm_head": 0})
 
 
 def test_the_leading_part_of_the_composite_may_be_left_out():
