@@ -1,5 +1,8 @@
-"""The same bits, however a result is asked for: threads, instruction level, batch, split, hooks, optional outputs."""
+"""The same bits, however a result is asked for: threads, instruction level, process, batch, split, hooks, optional
+outputs, packing, and whatever a cache went through before."""
 
+import copy
+import hashlib
 import threading
 
 import fresh
@@ -28,6 +31,19 @@ def model(request):
 @pytest.fixture(scope="module")
 def wide():
     return qwenref.from_config(WIDE, seed=5)
+
+
+# As small as the family allows, for tests of very many calls.
+SMALL = {
+    name: text_config(
+        layers, heads=heads, delta=delta, head_dim=16, rotary=0.5, hidden_size=16, intermediate_size=24, vocab_size=31,
+        linear_key_head_dim=4, linear_value_head_dim=width,
+    )
+    for name, layers, heads, delta, width in (
+        ("hybrid", "llf", (2, 1), (1, 2), 4), ("aperiodic", "flfl", (2, 2), (2, 2), 4),
+        ("widths differ", "lf", (3, 1), (1, 3), 6), ("only DeltaNet", "ll", (1, 1), (2, 4), 4),
+    )
+}  # fmt: skip
 
 
 def ids_for(model, batch=2, tokens=T, seed=0):
@@ -63,13 +79,13 @@ def choose(level):
 # ---------------------------------------------------------------------------------------------- machine
 
 
-def test_threads(model, settings):
+def test_B12_threads(model, settings):
     ids, found = ids_for(model), []
-    for n in (1, 2, 5):
+    for n in (1, 2, 5, 8):
         qwenref.set_num_threads(n)
         assert qwenref.get_num_threads() == n
         found.append(bits(model, ids, [T - 1, 1]))
-    assert found[0] == found[1] == found[2]
+    assert all(result == found[0] for result in found)
 
 
 @pytest.mark.parametrize("level", LEVELS[1:])
@@ -132,16 +148,30 @@ def runs_here(level):
 
 
 PROGRAM = """
-import hashlib, sys
-import numpy as np, qwenref
-model = qwenref.from_pretrained("tiny")
-ids = np.arange(40).reshape(2, 20) * 7 % 900
-print(qwenref._C.cpu_level(), hashlib.sha256(model(ids).logits.tobytes()).hexdigest())
+import test_bits
+import qwenref
+print(qwenref._C.cpu_level(), qwenref.get_num_threads(), test_bits.digest())
 """
 
 
-def in_a_process(level):
-    return fresh.python(PROGRAM, check=False, QWENREF_CPU=level)
+def digest():
+    """SHA-256 of the logits of all four models and the embedded one, prefill and decode."""
+    models = [qwenref.from_config(CONFIGS[name], seed=3) for name in NAMES] + [qwenref.from_pretrained("tiny")]
+    sha = hashlib.sha256()
+    for model in models:
+        sha.update(run(model, ids_for(model), [T - 2, 1, 1], qwenref.Cache(model, batch=2)).tobytes())
+    return sha.hexdigest()
+
+
+def in_a_process(level, threads="2"):
+    return fresh.python(PROGRAM, check=False, QWENREF_CPU=level, QWENREF_NUM_THREADS=threads)
+
+
+def test_the_environment_chooses_the_number_of_threads_and_no_bit():
+    expected = digest()  # of this process
+    for n in ("1", "2", "5"):
+        done = in_a_process("scalar", n)
+        assert done.stdout.split() == ["scalar", n, expected], done.stderr
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -150,7 +180,7 @@ def test_the_environment_chooses_the_level(level):
     if not runs_here(level):
         assert done.returncode != 0 and "CapabilityMissing: QWENREF_CPU=" + level in done.stderr
         pytest.skip(f"this machine cannot run {level}; the refusal was checked")
-    assert done.stdout.split() == [level, in_a_process("scalar").stdout.split()[1]], done.stderr
+    assert done.stdout.split() == [level, "2", digest()], done.stderr
 
 
 def test_an_unknown_level_lists_those_there_are(settings):
@@ -166,17 +196,15 @@ def test_an_unknown_level_lists_those_there_are(settings):
 def test_a_forked_child():
     """In a process of its own: torch, which other tests have imported here, does not survive a fork with threads."""
     program = """
-import os, sys
-import numpy as np, qwenref
+import os
+import qwenref, test_bits
 qwenref.set_num_threads(3)
-model = qwenref.from_pretrained("tiny")
-ids = np.arange(200).reshape(2, 100) % 900
-before = model(ids).logits.tobytes()
+before = test_bits.digest()
 child = os.fork()
 if child == 0:
-    os._exit(0 if model(ids).logits.tobytes() == before and qwenref.get_num_threads() == 3 else 9)
+    os._exit(0 if test_bits.digest() == before and qwenref.get_num_threads() == 3 else 9)
 assert os.waitpid(child, 0)[1] == 0
-assert model(ids).logits.tobytes() == before
+assert test_bits.digest() == before
 print("same")
 """
     done = fresh.python(program, check=False)
@@ -235,6 +263,41 @@ def test_rows_of_a_ragged_batch(model, side):
 def test_any_split_of_a_prompt(model, lengths):
     ids = ids_for(model)
     assert bits(model, ids, lengths) == bits(model, ids)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_B1_300_tokens_split_at_every_place(name):
+    model = qwenref.from_config(SMALL[name], seed=4)
+    ids = ids_for(model, batch=1, tokens=300)
+    whole = bits(model, ids)
+    for k in range(1, 300):
+        assert bits(model, ids, [k, 300 - k]) == whole, k
+
+
+def test_A7_decode_against_prefill(model):
+    """Every prefix decoded token by token, against one call: logits, windows, states, keys and values."""
+    ids = ids_for(model, tokens=40)
+    assert bits(model, ids, [1] * 40) == bits(model, ids, [30] + [1] * 10) == bits(model, ids)
+
+
+def test_packed_rows_against_separate_ones(model):
+    ids, ends = ids_for(model, batch=1), (0, 5, 6, T)
+    numbers = np.repeat([7, 3, 8], np.diff(ends))[None]
+    for lengths in ([T], [4, 3, T - 7], [1] * T):
+        cache, at, parts = qwenref.Cache(model), 0, []
+        for n in lengths:
+            here = slice(at, at + n)
+            parts.append(model(ids[:, here], sequence_ids=numbers[:, here], cache=cache).logits)
+            at += n
+        packed = np.concatenate(parts, 1)
+        for begin, end in zip(ends, ends[1:], strict=False):
+            alone = qwenref.Cache(model)
+            expected = model(ids[:, begin:end], cache=alone).logits
+            assert expected.tobytes() == np.ascontiguousarray(packed[:, begin:end]).tobytes()
+        for ours, own in zip(cache.layers, alone.layers, strict=True):  # the last one is what goes on
+            for name, array in own.arrays().items():
+                held = ours.arrays()[name]
+                assert np.array_equal(held[:, :, ends[2] :] if name in ("keys", "values") else held, array)
 
 
 # ---------------------------------------------------------------------------------------------- what else is asked for
@@ -309,7 +372,7 @@ def test_weights_of_every_dtype(model, dtype, settings):
 # ---------------------------------------------------------------------------------------------- caches used before
 
 
-def test_a_reset_cache_is_a_new_one(model):
+def test_A5_a_reset_cache_is_a_new_one(model):
     ids = ids_for(model)
     cache = qwenref.Cache(model, batch=2)
     fresh = cache_bits(cache)
@@ -322,3 +385,66 @@ def test_a_reset_cache_is_a_new_one(model):
     assert cache_bits(cache) == fresh
     logits = run(model, ids, [T - 1, 1], cache)
     assert {"logits": logits.tobytes(), **cache_bits(cache)} == bits(model, ids, [T - 1, 1])
+
+
+def test_A5_unused_memory_may_hold_anything(model):
+    """Slots behind the last token of each row, full of NaN: nobody reads them, and later tokens take their place."""
+    ids, mask = ids_for(model), np.ones((2, T), int)
+    mask[0, T - 4 :] = 0
+    expected, cache = qwenref.Cache(model, batch=2), qwenref.Cache(model, batch=2)
+    for c in (expected, cache):
+        model(ids, attention_mask=mask, cache=c)
+    for layer in cache.layers:
+        if "keys" in layer.arrays():
+            assert layer._keys.shape[2] > T  # there is unused memory
+            for row, n in enumerate(cache.length):
+                layer._keys[row, :, n:] = layer._values[row, :, n:] = np.nan
+    for n in (1, 5, 1):
+        assert model(ids[:, :n], cache=cache).logits.tobytes() == model(ids[:, :n], cache=expected).logits.tobytes()
+    for row in range(2):
+        assert row_of(cache, row) == row_of(expected, row)
+
+
+def spoilt(model):
+    """A cache that was used for something else and then filled with NaN."""
+    cache = qwenref.Cache(model, batch=2)
+    model(ids_for(model, seed=9), cache=cache)
+    for layer in cache.layers:
+        for array in layer.arrays().values():
+            array[...] = np.nan
+        if "keys" in layer.arrays():
+            layer._keys[...] = layer._values[...] = np.nan
+    return cache
+
+
+def test_what_a_cache_went_through_changes_no_bit(model, tmp_path):
+    """Restored over a spoilt one, reordered and back, copied, saved and loaded, cropped and fed again."""
+    ids = ids_for(model, tokens=30)
+    expected = bits(model, ids)
+
+    def go_on(cache, at):
+        found = {"logits": model(ids[:, at:], cache=cache).logits.tobytes(), **cache_bits(cache)}
+        logits = np.frombuffer(expected["logits"], np.float32).reshape(2, 30, -1)
+        assert found == expected | {"logits": np.ascontiguousarray(logits[:, at:]).tobytes()}
+
+    base = qwenref.Cache(model, batch=2)
+    model(ids[:, :T], cache=base)
+    saved = base.snapshot()
+    go_on(base, T)
+    for make in (lambda: qwenref.Cache(model, batch=2), lambda: qwenref.Cache(model), lambda: spoilt(model)):
+        cache = make()
+        cache.restore(saved)
+        go_on(cache, T)
+    cache.restore(saved)
+    cache.reorder([1, 0, 1])
+    cache.reorder([1, 2])
+    go_on(cache, T)
+    cache.restore(saved)
+    go_on(copy.deepcopy(cache), T)
+    cache.save(tmp_path / "cache")
+    go_on(qwenref.Cache.load(tmp_path / "cache", model), T)
+    cropped = qwenref.Cache(model, batch=2, snapshot_every=4)
+    model(np.concatenate([ids[:, :13], ids[:, ::-1]], 1), cache=cropped)  # went astray after 13 tokens
+    assert cropped.crop(13).tolist() == [1, 1]
+    go_on(cropped, 12)
+    go_on(qwenref.export_states(model, ids, [3, 17]).cache(17), 17)
