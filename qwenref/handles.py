@@ -10,7 +10,7 @@ from collections import OrderedDict
 import numpy as np
 
 from qwenref import _C
-from qwenref.errors import HookError, compose
+from qwenref.errors import HookError, a_kind, compose
 
 # Options of the hooks of the whole process; the hooks themselves lie in _C, where every call looks for them.
 global_with_kwargs = OrderedDict()
@@ -56,11 +56,11 @@ class RemovableHandle:
 def register(hook, hooks, *, prepend=False, **options):
     """Enter `hook` into `hooks`; each option is a pair (wanted, table of the ids that have it)."""
     handle = RemovableHandle(hooks, *(table for _, table in options.values()))
-    hooks[handle.id] = hook
-    _note_time(hooks, handle.id)
     for wanted, table in options.values():
         if wanted:
             table[handle.id] = True
+    hooks[handle.id] = hook  # after its options: another thread may be at a call of the module
+    _note_time(hooks, handle.id)
     if prepend:
         hooks.move_to_end(handle.id, last=False)
     return handle
@@ -106,19 +106,21 @@ def _source(file):
         return file
 
 
+def _place(module):
+    """What a message calls a module: its path, less what all names of a model share."""
+    return re.sub(r"^model\.(language_model\.)?(?=.)", "", module._path or type(module).__name__)
+
+
 def wrong_answer(module, hook, result, answer):
     """The error for a hook that put something else in place of an array, or of a tuple of some length."""
 
     def words(value):
         return "an array" if isinstance(value, np.ndarray) else f"a tuple of {len(value)}"
 
-    odd = isinstance(answer, (np.ndarray, tuple))
-    found = words(answer) if odd else f"{'an' if type(answer).__name__[0] in 'aeiou' else 'a'} {type(answer).__name__}"
+    found = words(answer) if isinstance(answer, (np.ndarray, tuple)) else a_kind(answer)
     what = "layer" if type(module).__name__ == "DecoderLayer" else "module"
-    where = module._path or type(module).__name__
-    where = re.sub(r"^model\.(language_model\.)?(?=.)", "", where)
     return HookError(
-        f"{where}: forward hook {hook_name(hook)} returned {found}; the {what} returns {words(result)}. "
+        f"{_place(module)}: forward hook {hook_name(hook)} returned {found}; the {what} returns {words(result)}. "
         "Return None to leave the output alone"
     )
 
@@ -127,11 +129,11 @@ def pair(module, hook, answer):
     """What a pre-hook with kwargs returned, if that is the pair it has to be."""
     if isinstance(answer, tuple) and len(answer) == 2:
         return answer
-    found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__qualname__
-    where = module._path or type(module).__name__
+    found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else a_kind(answer)
+    what = f"{_place(module)}: forward pre-hook {hook_name(hook)}"
     raise HookError(
         compose(
-            f"{where}: forward pre-hook {hook_name(hook)} returned {found}; with_kwargs=True takes (args, kwargs)",
+            f"{what} returned {found}; with_kwargs=True takes (args, kwargs)",
             do="return None to leave the arguments alone, or both of them: a tuple and a dict",
         )
     )

@@ -118,11 +118,17 @@ class Module(_C.Module):
         )
 
     def _call_hooked(self, /, *args, **kwargs):
-        """The call when this module or the process has hooks.  Tables are unpacked first: hooks may change them."""
+        """The call when this module or the process has hooks.
+
+        Hooks and what was said of them are read first, in one go: hooks may change the tables, and so may another
+        thread.  A hook that is taken away meanwhile still gets the arguments it was registered for.
+        """
         result, started = None, set()
         try:
-            for key, hook in (*_C.global_forward_pre_hooks.items(), *self._forward_pre_hooks.items()):
-                if key in self._forward_pre_hooks_with_kwargs:
+            everywhere, own = _C.global_forward_pre_hooks.items(), self._forward_pre_hooks.items()
+            hooks, full = (*everywhere, *own), {*self._forward_pre_hooks_with_kwargs}
+            for key, hook in hooks:
+                if key in full:
                     answer = hook(self, args, kwargs)
                     if answer is not None:
                         args, kwargs = handles.pair(self, hook, answer)
@@ -133,21 +139,23 @@ class Module(_C.Module):
 
             result = self.forward(*args, **kwargs)
 
-            for key, hook in (*_C.global_forward_hooks.items(), *self._forward_hooks.items()):
+            hooks, full = self._after_hooks()
+            for key, hook in hooks:
                 started.add(key)
-                answer = self._run_hook(key, hook, args, kwargs, result)
+                answer = hook(self, args, kwargs, result) if key in full else hook(self, args, result)
                 if answer is not None:
                     if self.output_dims != "*" and not _fits(result, answer):
                         raise handles.wrong_answer(self, hook, result, answer)
                     result = answer
             return result
         except Exception:
-            for key, hook in (*_C.global_forward_hooks.items(), *self._forward_hooks.items()):
+            hooks, full = self._after_hooks()
+            for key, hook in hooks:
                 always = key in self._forward_hooks_always_called or key in handles.global_always_called
                 if not always or key in started:
                     continue
                 try:
-                    answer = self._run_hook(key, hook, args, kwargs, result)
+                    answer = hook(self, args, kwargs, result) if key in full else hook(self, args, result)
                 except Exception as error:
                     failed = f"forward hook {handles.hook_name(hook)} with always_call=True"
                     reason = f"{type(error).__name__}: {error}\n    dropped, because the call had failed already"
@@ -157,10 +165,10 @@ class Module(_C.Module):
                     result = answer
             raise
 
-    def _run_hook(self, key, hook, args, kwargs, result):
-        if key in self._forward_hooks_with_kwargs or key in handles.global_with_kwargs:
-            return hook(self, args, kwargs, result)
-        return hook(self, args, result)
+    def _after_hooks(self):
+        """(forward hooks that run here, ids of those that take kwargs), read without another thread in between."""
+        everywhere, own = _C.global_forward_hooks.items(), self._forward_hooks.items()
+        return (*everywhere, *own), {*self._forward_hooks_with_kwargs, *handles.global_with_kwargs}
 
     # ---- registration
 

@@ -184,8 +184,8 @@ def _with_token(dims, columns):
 
 
 def _near(wrong, names):
-    """Up to three of `names` that `wrong` may stand for: those it is the end of; else of as many parts, if any, none far
-    behind the first."""
+    """Up to three of `names` that `wrong` may stand for: those it is the end of; else close ones, of as many parts if
+    any are, none far behind the first."""
     last = wrong.rpartition(".")[2]
     ends = [name for name in names if name.endswith("." + wrong)] or [n for n in names if n.rpartition(".")[2] == last]
     if ends and wrong:

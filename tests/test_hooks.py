@@ -5,8 +5,11 @@ import gc
 import pickle
 import weakref
 
+import numpy as np
 import pytest
 from module_kits import KITS, transcript
+
+import qwenref
 
 ROWS = {}
 
@@ -524,6 +527,18 @@ def test_the_warning_about_a_dropped_exception_names_hook_and_exception():
         pytest.raises(ValueError, match="forward failed"),
     ):
         m(3)
+
+
+@pytest.mark.parametrize("kind", ["pre_hook", "hook"])
+def test_a_hook_taken_away_during_the_call_still_gets_its_kwargs(kind):
+    """What another thread may do at any time, done by the hook before it: tables and options are read as one."""
+    module, seen = qwenref.SiLUActivation(), []
+    register = getattr(module, f"register_forward_{kind}")
+    register(lambda *args: second.remove())
+    second = register(lambda module, args, kwargs, *output: seen.append(kwargs), with_kwargs=True)
+    for _ in range(2):
+        module(input=np.ones((1, 2), np.float32))
+    assert [list(kwargs) for kwargs in seen] == [["input"]]
 
 
 def test_every_global_hook_is_gone_after_these_tests():
