@@ -234,6 +234,50 @@ def test_B13_the_length_moves_once_after_the_last_layer(model, ids):
     assert lengths == [[5, 5]] * len(model.model.layers) and cache.length.tolist() == [8, 8]
 
 
+# ---------------------------------------------------------------------------------------------- rope_deltas
+
+
+def positions_seen(model, call):
+    """What `call` gives the rotary embedding: [B, T] of the time axis."""
+    seen = []
+    with model.model.rotary_emb.register_forward_pre_hook(lambda module, args: seen.append(np.array(args[1]))):
+        call()
+    assert len(seen) == 1 and (seen[0] == seen[0][:1]).all()
+    return seen[0][0].tolist()
+
+
+def test_rope_deltas_live_in_the_cache_row_by_row(model, ids, tmp_path):
+    cache = qwenref.Cache(model, batch=2, snapshot_every=4)
+    model(ids[:, :9], cache=cache)
+    cache.rope_deltas[:] = -3, 5
+    saved = cache.snapshot()
+    expected = model(ids[:, 9:12], cache=cache, position_ids=[[6, 7, 8], [14, 15, 16]]).logits.tobytes()
+    plain = qwenref.Cache(model, batch=2)
+    model(ids[:, :9], cache=plain)
+    assert model(ids[:, 9:12], cache=plain).logits.tobytes() != expected
+    cache.restore(saved)
+    cache.save(tmp_path / "cache")
+    for source in (cache, copy.deepcopy(cache), qwenref.Cache.load(tmp_path / "cache")):
+        assert source.rope_deltas.tolist() == [-3, 5]
+        call = lambda source=source: got.append(model(ids[:, 9:12], cache=source))  # noqa: E731
+        got = []
+        assert positions_seen(model, call) == [[6, 7, 8], [14, 15, 16]]
+        assert got[0].logits.tobytes() == expected and got[0].rope_deltas.tolist() == [-3, 5]
+    assert positions_seen(model, lambda: model(ids[:, :2], cache=cache)) == [[9, 10], [17, 18]]
+    cache.reorder([1, 1, 0])
+    assert cache.rope_deltas.tolist() == [5, 5, -3]
+    assert positions_seen(model, lambda: model(ids[[0, 0, 0], :1], cache=cache)) == [[19], [19], [11]]
+    cache.crop(12)  # kept with the state of that token
+    assert cache.rope_deltas.tolist() == [5, 5, -3]
+    with model.model.norm.register_forward_hook(lambda *_: 1 / 0), pytest.raises(ZeroDivisionError):
+        model(ids[[0, 0, 0], :1], cache=cache)
+    assert cache.rope_deltas.tolist() == [5, 5, -3]
+    cache.reset()
+    assert cache.rope_deltas.tolist() == [0, 0, 0]
+    # nothing of it stays in the model
+    assert positions_seen(model, lambda: model(ids[:, :2])) == [[0, 1], [0, 1]]
+
+
 # ---------------------------------------------------------------------------------------------- pads (T3, A13, B3 - B6)
 
 

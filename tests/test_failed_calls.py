@@ -10,6 +10,7 @@ from text_configs import CONFIGS
 
 import qwenref
 from qwenref.errors import InputError, ShapeError
+from qwenref.sites import Watcher
 
 CONFIG = CONFIGS["aperiodic layers"]
 # One row ends early, so that the failing call has slots to write that can be seen.
@@ -71,6 +72,68 @@ def test_an_exception_in_a_hook_of_any_module(model, ids, cache, kind, when):
     assert cache_bits(cache) == after
 
 
+class Failing(Watcher):
+    """Raises where the first of its names goes by."""
+
+    def on_value(self, site, value):
+        raise Stop(site.name)
+
+    def on_state(self, site, column, value):
+        raise Stop(site.name)
+
+
+@pytest.mark.parametrize("config", ["aperiodic layers", "values 3 x keys, GQA 4", "one DeltaNet layer", "GQA 6"])
+@pytest.mark.parametrize("phase", ["prefill", "prefill on a warm cache", "decode"])
+def test_an_exception_at_every_site_and_module_in_turn(ids, config, phase):
+    """The call made again has the bits it would have had; so has the cache, with the states it keeps on the way."""
+    model = qwenref.from_config(CONFIGS[config], seed=5)
+    cache = qwenref.Cache(model, batch=2, snapshot_every=4)
+    if phase != "prefill":
+        model(ids[:, :9], attention_mask=MASK, cache=cache)
+    tokens = ids[:, 9:10] if phase == "decode" else ids[:, 9:19]
+    saved, before, kept = cache.snapshot(), cache_bits(cache), cache.snapshots
+    expected = model(tokens, cache=cache).logits.tobytes()
+    after, kept_after = cache_bits(cache), cache.snapshots
+    cache.restore(saved)
+    names = [*model.sites()]
+    if any("linear_attn" in name for name in names):
+        names.append(f"**.state@{cache.mask.shape[1]}")
+    assert len(names) > 25
+    for name in names:
+        with Failing(model, [name]), pytest.raises(Stop):
+            model(tokens, cache=cache)
+        assert cache.step is None and cache_bits(cache) == before and cache.snapshots == kept, name
+        assert model(tokens, cache=cache).logits.tobytes() == expected, name
+        assert cache_bits(cache) == after and cache.snapshots == kept_after, name
+        cache.restore(saved)
+
+
+def test_crop_and_reorder_are_all_or_nothing(model, ids, cache, monkeypatch):
+    """Memory that runs out while the last layer is made anew: the cache is what it was, and does it the next time."""
+    keeps = qwenref.Cache(model, batch=2, snapshot_every=4)
+    model(ids[:, :9], cache=keeps)
+
+    def no_memory(*_):
+        raise MemoryError
+
+    saved = keeps.snapshot()
+    last = type(keeps.layers[-1])
+    for act in (lambda c: c.crop(5), lambda c: c.reorder([1, 0]), lambda c: c.restore(saved)):
+        before = cache_bits(keeps)
+        for name in ("cropped", "taken", "holding"):
+            monkeypatch.setattr(last, name, no_memory)
+        with pytest.raises(MemoryError):
+            act(keeps)
+        monkeypatch.undo()
+        assert cache_bits(keeps) == before and keeps.snapshots == [[4, 8], [4, 8]]
+        twin = qwenref.Cache(model, batch=2)
+        twin.restore(saved)
+        act(keeps)
+        act(twin)
+        assert cache_bits(keeps) == cache_bits(twin)
+        keeps.restore(saved)
+
+
 def test_a_failed_call_with_more_tokens_than_the_one_that_follows(model, ids, cache):
     """What it wrote is nowhere afterwards, also not in slots that come to light only later."""
     saved = cache.snapshot()
@@ -110,7 +173,7 @@ def lines_of(call, stop_at=None):
 def test_ctrl_c_at_any_line(ids):
     """Before the last lines nothing has changed, after them everything; never a half, and never a blocked cache."""
     model = qwenref.from_config(CONFIGS["GQA 6"], seed=1)
-    start = qwenref.Cache(model, batch=2)
+    start = qwenref.Cache(model, batch=2, snapshot_every=3)
     model(ids[:, :9], attention_mask=MASK, cache=start)
     saved, before = start.snapshot(), states(start)
     retry = np.array([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0]])  # leaves slots alone that the interrupted call had filled
@@ -123,7 +186,7 @@ def test_ctrl_c_at_any_line(ids):
     total = lines_of(lambda: second_turn(model, ids, start))
     assert total > 300
     for line in range(1, total + 1):
-        cache = qwenref.Cache(model, batch=2)
+        cache = qwenref.Cache(model, batch=2, snapshot_every=3)
         cache.restore(saved)
         with pytest.raises(KeyboardInterrupt):
             lines_of(lambda cache=cache: second_turn(model, ids, cache), stop_at=line)
@@ -134,9 +197,32 @@ def test_ctrl_c_at_any_line(ids):
             assert cache_bits(cache) == retried, line
 
 
+def test_ctrl_c_at_any_line_of_going_back(model, ids):
+    cache = qwenref.Cache(model, batch=2, snapshot_every=3)
+    model(ids[:, :9], attention_mask=MASK, cache=cache)
+    saved, before = cache.snapshot(), states(cache)
+    early = qwenref.Cache(model, batch=2).snapshot()
+    for act in (
+        lambda: cache.crop([7, 4]),
+        lambda: cache.crop(0),
+        lambda: cache.reorder([1, 0, 1]),
+        lambda: cache.restore(early),
+        cache.reset,
+    ):
+        total = lines_of(act)
+        after = states(cache)
+        assert after != before
+        for line in range(1, total + 1):
+            cache.restore(saved)
+            with pytest.raises(KeyboardInterrupt):
+                lines_of(act, stop_at=line)
+            assert states(cache) in (before, after), line
+        cache.restore(saved)
+
+
 def states(cache):
     """What a cache remembers: everything but the slots behind the last token of a row, which hold nothing."""
-    held = cache_bits(cache)
+    held = cache_bits(cache) | {"snapshots": cache.snapshots}
     for i, layer in enumerate(cache.layers):
         for name in ("keys", "values"):
             if name in layer.arrays():
