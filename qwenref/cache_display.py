@@ -60,6 +60,10 @@ def rows(cache):
         if "conv_state" in arrays:
             shown.append(f"conv {_shape('conv_state', arrays['conv_state'])}")
         yield f"{kind:<9}", f"layer{'s' * (len(at) > 1)} {index_ranges(at)}", " · ".join(shown)
+    if cache.snapshot_every is not None:
+        held = len({id(mark) for marks in cache._marks for mark in marks.values()})
+        every = f"every {cache.snapshot_every:,} token{'s' * (cache.snapshot_every > 1)}"
+        yield "snapshots", every, f"{held:,} held, {_size(cache.snapshot_nbytes)}"
 
 
 def _shape(name, array):

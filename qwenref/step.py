@@ -17,7 +17,7 @@ from qwenref.numerics import active, stored
 _final = ContextVar("qwenref_final_steps", default=None)  # steps made final inside the hooked call of a model
 
 
-_CHANGING = ("layers", "dtype", "mask", "length", "sequence", "sequence_begin", "_marks")
+_CHANGING = ("layers", "dtype", "mask", "length", "sequence", "sequence_begin", "rope_deltas", "_marks")
 
 
 class OpensSteps:

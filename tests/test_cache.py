@@ -1,6 +1,7 @@
 """The cache: what it holds, how it is copied, and that pads, splits and packing leave in it what they should."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -259,10 +260,10 @@ def test_rope_deltas_live_in_the_cache_row_by_row(model, ids, tmp_path):
     cache.save(tmp_path / "cache")
     for source in (cache, copy.deepcopy(cache), qwenref.Cache.load(tmp_path / "cache")):
         assert source.rope_deltas.tolist() == [-3, 5]
-        call = lambda source=source: got.append(model(ids[:, 9:12], cache=source))  # noqa: E731
-        got = []
-        assert positions_seen(model, call) == [[6, 7, 8], [14, 15, 16]]
-        assert got[0].logits.tobytes() == expected and got[0].rope_deltas.tolist() == [-3, 5]
+        assert positions_seen(model, partial(model, ids[:, 9:12], cache=source)) == [[6, 7, 8], [14, 15, 16]]
+        source.restore(saved)
+        out = model(ids[:, 9:12], cache=source)
+        assert out.logits.tobytes() == expected and out.rope_deltas.tolist() == [-3, 5]
     assert positions_seen(model, lambda: model(ids[:, :2], cache=cache)) == [[9, 10], [17, 18]]
     cache.reorder([1, 1, 0])
     assert cache.rope_deltas.tolist() == [5, 5, -3]
