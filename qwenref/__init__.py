@@ -9,7 +9,7 @@ from qwenref import ops
 from qwenref._C import get_num_threads, set_num_threads
 from qwenref._version import __version__
 from qwenref.cache import Cache
-from qwenref.capture import capture, trace
+from qwenref.capture import capture
 from qwenref.editing import edit
 from qwenref.errors import (
     BudgetExceeded,
@@ -40,6 +40,7 @@ from qwenref.parameter import Parameter
 from qwenref.sizes import cache_size, mixers, parameters
 from qwenref.states import States, export_states
 from qwenref.text import Attention, DecoderLayer, GatedDeltaNet, TextModel
+from qwenref.trace import trace
 from qwenref.weights import to_torch_state_dict
 
 

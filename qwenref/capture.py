@@ -1,12 +1,14 @@
-"""Reading values on the way: capture keeps copies of them, trace keeps a log of what went by."""
+"""Reading values on the way: capture keeps copies of them, of the calls, tokens and heads asked for."""
 
-import time
-from collections import namedtuple
+import difflib
+import numbers
+import operator
 
 import numpy as np
 
+from qwenref import _C
 from qwenref.cache import Cache
-from qwenref.errors import BudgetExceeded, InputError, UnknownName, compose
+from qwenref.errors import BudgetExceeded, InputError, UnknownName, a_kind, compose
 from qwenref.numerics import active, unless_chosen
 from qwenref.sites import ROOTS, Watcher, resolve
 
@@ -25,29 +27,30 @@ class Counting(Watcher):
     """A watcher that knows which call of the model a value belongs to.
 
     Steps count from 0, the first call of the watched module after the block was opened.  A part called by itself counts
-    as a call of its own.  Opened again after its end, a watcher starts over.
+    as a call of its own; a call made by a hook inside of another is the next one, and the other one goes on after it.
+    Opened again after its end, a watcher starts over.
     """
 
     def __init__(self, model, patterns):
         super().__init__(model, patterns)
-        self.calls, self._inside = [], False  # shape of each call, in order
+        self.calls, self._inside = [], []  # shape of each call, in order; numbers of those being made, outermost first
 
     def opened(self):
-        self.calls, self._inside = [], False
+        self.calls, self._inside = [], []
         before = self.model.register_forward_pre_hook(self._call_begins, prepend=True, with_kwargs=True)
         after = self.model.register_forward_hook(self._call_ends, always_call=True)
         self._handles += [before, after]
 
     def _call_begins(self, module, args, kwargs):
         if self.is_open_here():
-            self._inside = True
+            self._inside.append(len(self.calls))
             self.calls.append(_call_shape(args, kwargs))
             self.call_begins(self.calls[-1])
 
     def _call_ends(self, module, args, output):
-        if self.is_open_here():
+        if self.is_open_here() and self._inside:
             self.call_ends()
-            self._inside = False
+            self._inside.pop()
 
     def call_begins(self, shape):
         """A call with `shape` {"B", "T", "S"} begins (empty where it cannot be told)."""
@@ -58,7 +61,12 @@ class Counting(Watcher):
     @property
     def step(self):
         """Number of the call that is being made; None outside of one."""
-        return len(self.calls) - 1 if self._inside else None
+        return self._inside[-1] if self._inside else None
+
+    @property
+    def shape(self):
+        """{"B", "T", "S"} of the call that is being made; empty outside of one, or where it cannot be told."""
+        return self.calls[self._inside[-1]] if self._inside else {}
 
 
 def _call_shape(args, kwargs):
@@ -88,8 +96,11 @@ class Capture(Counting):
         if not patterns:
             raise InputError(compose("capture: no pattern", do='name what to keep, "**" for everything'))
         super().__init__(model, patterns)
-        self.patterns, self.max_bytes, self.reduce = patterns, max_bytes, reduce
-        self._steps, self._tokens, self._heads = _checked_steps(steps), tokens, heads
+        if reduce is not None and not callable(reduce):
+            raise InputError(compose(f"capture: reduce={reduce!r}", expected="a function of one array"))
+        self.patterns, self.max_bytes, self.reduce = patterns, _checked_bytes(max_bytes), reduce
+        self._steps = _checked_steps(steps)
+        self._tokens, self._heads = self._checked("tokens", "T", tokens), self._checked("heads", "head", heads)
         self._stop = set(resolve(model, [stop_at] if isinstance(stop_at, str) else stop_at)) if stop_at else set()
         unwatched = self._stop - set(self.targets)
         if unwatched:
@@ -101,9 +112,27 @@ class Capture(Counting):
             )
         self._forget()
 
+    def _checked(self, option, axis, wanted):
+        """Numbers or a slice of an axis that something captured has."""
+        if wanted is not None and not isinstance(wanted, slice):
+            array = np.atleast_1d(wanted)
+            if array.ndim > 1 or array.dtype.kind not in "iu":
+                raise InputError(
+                    compose(f"capture: {option}={wanted!r}", expected="a number, a list of them, or a slice")
+                )
+        if wanted is not None and all(site.axis(axis) is None for site in self.targets.values()):
+            raise InputError(
+                compose(
+                    f"capture: {option}={wanted!r}, but nothing that is named has {option}",
+                    found="\n".join(f"{name} [{', '.join(site.dims)}]" for name, site in [*self.targets.items()][:5]),
+                )
+            )
+        return wanted
+
     def _forget(self):
         """Start with nothing: {name: {step: array}}, and of states {name: (step, column)} of the last one seen."""
         self._values, self._states, self._waiting = {}, {}, set()
+        self._outer = []  # states and waiting of the calls this one is made inside of
         self.nbytes = 0
 
     # ---- recording
@@ -113,6 +142,7 @@ class Capture(Counting):
         super().opened()
 
     def call_begins(self, shape):
+        self._outer.append((self._waiting, self._states))
         self._waiting, self._states = set(), {}
         if self._keeps(self.step):
             self._waiting = {name for name in self._stop if self._comes(self.targets[name], shape)}
@@ -122,6 +152,7 @@ class Capture(Counting):
     def call_ends(self):
         for name in self._states:
             self._array(name, self.step)
+        self._waiting, self._states = self._outer.pop()
 
     @staticmethod
     def _comes(site, shape):
@@ -140,8 +171,7 @@ class Capture(Counting):
                 step = self._step_of(site)
             self._store(site, step, self._selected(site, value if self.reduce else value[:, None]), joins=last < column)
             self._states[site.name] = step, column
-        shape = self.calls[-1] if self._inside else {}
-        if shape and column == max(site.columns(shape["T"], shape["S"]), default=None):
+        if self.shape and column == max(site.columns(self.shape["T"], self.shape["S"]), default=None):
             self._passed(site)
         return value
 
@@ -186,9 +216,15 @@ class Capture(Counting):
                             found=f"[{site.labelled(np.shape(value))}]",
                         )
                     ) from None
-        if self.reduce is not None:
-            value = self.reduce(value)
-        return np.array(value)
+        if self.reduce is None:
+            return np.array(value)
+        reduced = self.reduce(value)
+        array = np.array(reduced)
+        if array.dtype.hasobject:
+            raise InputError(
+                compose(f"capture: {site.name}: reduce returned {a_kind(reduced)}", expected="a number or an array")
+            )
+        return array
 
     def _store(self, site, step, array, joins=False):
         kept = self._values.setdefault(site.name, {})
@@ -279,12 +315,14 @@ class Capture(Counting):
     def __contains__(self, name):
         try:
             self._full(name)
+        except InputError:  # no text at all
+            return False
         except UnknownName:
             return False
         return True
 
     def __getitem__(self, key):
-        name, step = key if isinstance(key, tuple) else (key, None)
+        name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
         name = self._full(name)
         kept = self._values[name]
         if step is None:
@@ -295,6 +333,12 @@ class Capture(Counting):
                 f"    do       c[name, {min(kept)}], c[name, -1] or c.cat(name) for all of them"
             )
         order = sorted(kept)
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise InputError(
+                compose(f"c[name, {step!r}]", expected="the number of a step", do="c.cat(name) joins all steps")
+            ) from None
         if step < 0 and -step <= len(order):
             step = order[step]
         if step not in kept:
@@ -325,8 +369,6 @@ class Capture(Counting):
 
     def save(self, path):
         """Write a safetensors file: tensors "name" for a single step, "name#step" for several."""
-        from qwenref import _C
-
         tensors = {}
         for name, kept in self._values.items():
             for step in kept:
@@ -359,13 +401,13 @@ class Capture(Counting):
         return CaptureView(calls, values, self.targets, self.nbytes, self.max_bytes, **options)
 
     def _full(self, name):
+        if not isinstance(name, str):
+            raise InputError(compose(f"c[...]: {a_kind(name)}", expected="c[name] or c[name, step], the name as text"))
         for root in ROOTS:
             if root + name in self._values:
                 return root + name
         if any(root + name in self.targets for root in ROOTS):
             raise UnknownName(f"{name} was asked for, but no call has passed it yet")
-        import difflib
-
         near = difflib.get_close_matches(name, self._values, n=3, cutoff=0.4)
         raise UnknownName(f"{name!r} was not captured" + (f". Near: {', '.join(near)}" if near else ""))
 
@@ -382,15 +424,21 @@ def _widened(array, size, blank):
     return np.pad(array, missing, constant_values=blank)
 
 
+def _checked_bytes(number):
+    if not isinstance(number, numbers.Real) or isinstance(number, bool) or not 0 <= number < float("inf"):
+        raise InputError(compose(f"capture: max_bytes={number!r}", expected="a number of bytes, such as 2**30"))
+    return int(number)
+
+
 def _checked_steps(steps):
     """None, "last", a slice, or a set of numbers; steps are counted as they come, so none is counted from the end."""
     if steps is None or (isinstance(steps, str) and steps == "last"):
         return steps
     if isinstance(steps, slice):
-        numbers = [n for n in (steps.start, steps.stop, steps.step) if n is not None]
+        given = [n for n in (steps.start, steps.stop, steps.step) if n is not None]
     else:
-        numbers = np.atleast_1d(steps).tolist() if not isinstance(steps, str) else [steps]
-    if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in numbers):
+        given = np.atleast_1d(steps).tolist() if not isinstance(steps, str) else [steps]
+    if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in given):
         raise InputError(
             compose(
                 f"capture: steps={steps!r}",
@@ -410,69 +458,3 @@ def capture(model, *patterns, **options):
     pattern; when all it names is there the forward ends, and so does the block.
     """
     return Capture(model, *patterns, **options)
-
-
-# ---- trace ---------------------------------------------------------------------------------------------------------
-
-Row = namedtuple("Row", "step name kind of shape dtype min max rms nonfinite ms")
-
-
-class Trace(Counting):
-    """Ordered log of every value that went by: `.rows`, each with name, kind, class, shape, statistics and time.
-
-    Times include everything below a module; a site's time is that since the row before it.
-    """
-
-    def __init__(self, model, *patterns):
-        super().__init__(model, patterns or ("**",))
-        self.rows = []
-        self._began, self._last = {}, 0.0
-
-    def opened(self):
-        super().opened()
-        self.rows, self._began, self._last = [], {}, 0.0
-        for module in self._outputs:
-            self._handles.append(module.register_forward_pre_hook(self._module_begins, prepend=True))
-
-    def _module_begins(self, module, args):
-        if self.is_open_here():
-            self._began[module] = time.perf_counter()
-
-    def on_value(self, site, value):
-        now = time.perf_counter()
-        began = self._began.pop(site.module, now) if site.site is None else (self._last or now)
-        if isinstance(value, np.ndarray):
-            kind = "site" if site.site else "module"
-            row = (self.step, site.name, kind, type(site.module).__name__, value.shape, str(value.dtype))
-            self.rows.append(Row(*row, *statistics(value), (now - began) * 1e3))
-        self._last = time.perf_counter()
-        return value
-
-    def on_state(self, site, column, value):
-        return self.on_value(site._replace(name=f"{site.name.partition('@')[0]}@{column}"), value)
-
-    def __repr__(self):
-        lines = [f"Trace · {len(self.rows):,} values in {len(self.calls)} calls"]
-        for row in self.rows[:37]:
-            values = f"{row.min:.4g} … {row.max:.4g}" + (f" · {row.nonfinite} not finite" if row.nonfinite else "")
-            shape = "x".join(map(str, row.shape))
-            lines.append(f"  {row.step!s:>4}  {row.name:<58} {shape:<16} {values}")
-        if len(self.rows) > 37:
-            lines.append(f"  … {len(self.rows) - 37:,} more: .rows")
-        return "\n".join(lines)
-
-
-def statistics(value):
-    """(min, max, rms, how many are not finite) of an array; the first three over the finite ones."""
-    finite = np.isfinite(value)
-    bad = int(value.size - np.count_nonzero(finite))
-    good = value if not bad else value[finite]
-    if good.size == 0:
-        return float("nan"), float("nan"), float("nan"), bad
-    rms = float(np.sqrt(np.mean(np.square(good, dtype=np.float64))))
-    return float(good.min()), float(good.max()), rms, bad
-
-
-def trace(model, *patterns):
-    """Log every module and site (or those the patterns name) of the calls made inside a `with` block."""
-    return Trace(model, *patterns)

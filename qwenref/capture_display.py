@@ -1,6 +1,6 @@
 """What a Capture shows: its calls, its names grouped by pattern over the layers, ranges and small pictures.
 
-Of large values a sample is looked at, so that looking stays quick; the display says so.
+Of large values a sample is looked at, so that looking stays quick; the display says so.  A Trace shows its rows.
 """
 
 import math
@@ -229,6 +229,49 @@ def _thumbnail(group):
     width, height = (min(96, n * size) for n in (matrix.shape[1], matrix.shape[0]))
     image = f'<img src="{uri}" width="{width}" height="{height}" alt="{escape(alt, quote=True)}">'
     return f'<figure title="{escape(alt, quote=True)}">{image}<figcaption>{escape(words)}</figcaption></figure>'
+
+
+# ---- trace ---------------------------------------------------------------------------------------------------------
+
+_ROWS = 37  # of a trace
+
+
+def _trace_headline(trace):
+    rows, calls = len(trace.rows), len(trace.calls)
+    return f"Trace · {rows:,} value{'s' * (rows != 1)} in {calls:,} call{'s' * (calls != 1)}"
+
+
+def _trace_rows(trace):
+    """(step, name, array, range, rms, finding, time) in words, of the rows that are shown."""
+    for row, labels in zip(trace.rows[:_ROWS], trace.labels, strict=False):
+        labels = labels if len(labels) == len(row.shape) else ("",) * len(row.shape)
+        sizes = ", ".join(f"{label} {size:,}".strip() for label, size in zip(labels, row.shape, strict=True))
+        some = row.min == row.min
+        yield (
+            "–" if row.step is None else f"{row.step:,}",
+            re.sub(r"^model\.(language_model\.)?(?=.)", "", row.name),
+            f"{row.dtype} [{sizes}]",
+            f"{row.min:.4g} … {row.max:.4g}" if some else "",
+            f"rms {row.rms:.4g}" if some else "",
+            f"{row.nonfinite:,} not finite" if row.nonfinite else "",
+            f"{row.ms:.3g} ms",
+        )
+
+
+def trace_text(trace):
+    """At most 40 lines: one per value, in the order they went by."""
+    rows = [*_trace_rows(trace)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(c.ljust(n) for c, n in zip(row, widths, strict=True) if n).rstrip() for row in rows]
+    more = [f"  … {len(trace.rows) - _ROWS:,} more: .rows"] if len(trace.rows) > _ROWS else []
+    return plain("\n".join([_trace_headline(trace), *("  " + line for line in lines), *more]))
+
+
+def trace_html(trace):
+    more = f"<p>… {len(trace.rows) - _ROWS:,} more: .rows</p>" if len(trace.rows) > _ROWS else ""
+    rows = [(name, *rest) for name, *rest in ((row[1], row[0], *row[2:]) for row in _trace_rows(trace))]
+    body = table(("name", "step", "array", "range", "rms", "finding", "time"), rows) if rows else ""
+    return block(f"<p><b>{escape(_trace_headline(trace))}</b></p>\n{body}{more}")
 
 
 def save_html(view, path):

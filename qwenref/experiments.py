@@ -58,7 +58,7 @@ class Patch(Edit, Counting):
         if self.step not in (None, self._call):
             return value
         there = self._source[site.name]
-        shape = self.calls[-1] if self.step is not None else {"T": there.shape[1], "S": there.shape[1]}
+        shape = self.shape if self.step is not None else {"T": there.shape[1], "S": there.shape[1]}
         columns = list(site.columns(shape["T"], shape["S"])) if shape else []
         self._check(site, there.shape, (len(value), len(columns), *value.shape[1:]), None)
         return np.array(there[:, columns.index(column)], value.dtype, order="C")

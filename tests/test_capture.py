@@ -57,6 +57,7 @@ def test_the_ways_to_read(model):
         logits = run(model)
     name = "model.layers.0.resid_pre"
     assert c.names() == [name, "lm_head"] == list(c) == c._ipython_key_completions_()
+    assert 3 not in c and None not in c
     assert len(c) == 2 and name in c and "layers.0.resid_pre" in c and "layers.1.resid_pre" not in c
     assert c.steps("lm_head") == [0, 1, 2, 3]
     assert [c["lm_head", k].tobytes() for k in range(4)] == [a.tobytes() for a in logits]
@@ -422,6 +423,32 @@ def test_across_generate():
     assert [int(c["lm_head", k][0, -1].argmax()) for k in steps][: len(plain.new_ids)] == list(plain.new_ids)
 
 
+def test_a_call_made_by_a_hook_is_a_step_of_its_own_and_the_outer_one_goes_on(model):
+    """The outer call has begun first and is step 0 to its end, states and what it waits for included."""
+    inner, nested = ids_of(1, 3, seed=9), []
+
+    def call_again(module, args, output):
+        if not nested:
+            nested.append(True)
+            model(inner)
+
+    names = ("layers.0", "layers.3", STATE + "@all", "layers.2.linear_attn.state@1,2")
+    with model.model.layers[1].register_forward_hook(call_again), qwenref.capture(model, *names) as c:
+        model(ids_of(1, 6))
+    for step, ids in enumerate((ids_of(1, 6), inner)):
+        with qwenref.capture(model, *names) as alone:
+            model(ids)
+        assert all(c[name, step].tobytes() == alone[name].tobytes() for name in alone.names()), step
+    assert all(c.steps(name) == [0, 1] for name in c.names())
+    nested.clear()
+    with (
+        model.model.layers[1].register_forward_hook(call_again),
+        qwenref.capture(model, *names, stop_at="layers.3") as c,
+    ):
+        model(ids_of(1, 6))
+    assert c.steps("layers.3") == [1]  # the block ends with the first call that has all it was opened for
+
+
 def test_a_part_called_by_itself_counts_as_calls_of_its_own(model):
     hidden = np.asarray(model.model.embed_tokens(ids_of()))
     mixer = model.model.layers[0].linear_attn
@@ -446,7 +473,9 @@ def test_trace_lists_values_with_statistics(model):
         value = c[row.name, row.step]
         assert (row.shape, row.dtype) == (value.shape, str(value.dtype))
         finite = value[np.isfinite(value)]
-        assert (row.min, row.max, row.nonfinite) == (finite.min(), finite.max(), value.size - finite.size)
+        masked = np.count_nonzero(np.isneginf(value)) if row.name.endswith(".scores") else 0
+        bad = value.size - finite.size - masked
+        assert (row.min, row.max, row.nonfinite) == (finite.min(), finite.max(), bad)
         assert row.rms == pytest.approx(np.sqrt(np.mean(finite.astype(np.float64) ** 2)), rel=1e-12)
         assert row.kind == ("site" if c.targets[row.name].site else "module") and row.ms >= 0
     assert repr(t).startswith(f"Trace · {len(t.rows):,} values in 2 calls\n")
@@ -462,6 +491,41 @@ def test_trace_tells_values_that_are_not_finite(model):
     ):
         model([1, 2])
     assert t.rows[0].nonfinite == 2 and np.isfinite(t.rows[0].max)
+    line = repr(t).splitlines()[1]
+    assert "layers.0.mlp.up  float32 [B 1, T 2, I 96]  " in line and "2 not finite" in line
+
+
+def test_a_mask_is_no_finding_of_a_trace_and_nan_is(model):
+    """Masked scores are minus infinity by design; one NaN among them is told."""
+    scores = "layers.1.self_attn.scores"
+    with qwenref.trace(model, scores) as clean:
+        model([1, 2, 3])
+    assert clean.rows[0].nonfinite == 0 and "not finite" not in repr(clean)
+    with (
+        qwenref.edit(model, {scores: lambda x: np.where(x == x[0, 0, 2, 1], np.nan, x)}),
+        qwenref.trace(model, scores) as t,
+    ):
+        model([1, 2, 3])
+    assert t.rows[0].nonfinite == 1 and "1 not finite" in repr(t)
+
+
+def test_a_trace_shows_dimensions_range_and_time_as_text_and_as_html(model):
+    with qwenref.trace(model, "layers.0.linear_attn.state@1", "layers.*.mlp") as t:
+        model([1, 2, 3])
+    first, *lines = repr(t).splitlines()
+    assert first == "Trace · 5 values in 1 call"
+    assert re.fullmatch(
+        r"  0  layers.0.linear_attn.state@1  float32 \[B 1, V-head 6, K 16, D 16\]  -?\S+ … \S+ +rms \S+ +\S+ ms",
+        lines[0],
+    )
+    html = t._repr_html_()
+    for number in re.findall(r"(?<= rms )\S+", repr(t)):
+        assert number in html
+    with qwenref.trace(model) as everything:
+        model([1, 2, 3])
+    assert len(repr(everything).splitlines()) <= 40 and len(everything._repr_html_()) < 100_000
+    assert repr(everything).splitlines()[-1] == f"  … {len(everything.rows) - 37:,} more: .rows"
+    assert repr(qwenref.trace(model)) == "Trace · 0 values in 0 calls"
 
 
 # No leak
@@ -580,6 +644,27 @@ def captured(model, *patterns, **options):
 
 
 BAD = {
+    "a list of names": (lambda m: qwenref.capture(m, ["lm_head"]), "a pattern that is a list"),
+    "bytes as text": (lambda m: qwenref.capture(m, "lm_head", max_bytes="1 GiB"), "capture: max_bytes='1 GiB'"),
+    "bytes below 0": (lambda m: qwenref.capture(m, "lm_head", max_bytes=-1), "capture: max_bytes=-1"),
+    "reduce by no function": (lambda m: qwenref.capture(m, "lm_head", reduce=3), "capture: reduce=3"),
+    "reduce to nothing": (
+        lambda m: captured(m, "lm_head", reduce=lambda x: None),
+        "capture: lm_head: reduce returned a NoneType",
+    ),
+    "tokens: word": (lambda m: qwenref.capture(m, "lm_head", tokens="last"), "capture: tokens='last'"),
+    "tokens: mask": (lambda m: qwenref.capture(m, "lm_head", tokens=[True, False]), "capture: tokens=[True, False]"),
+    "heads of what has none": (
+        lambda m: qwenref.capture(m, "lm_head", "layers.0", heads=[0]),
+        "capture: heads=[0], but nothing that is named has heads",
+    ),
+    "tokens of what has none": (
+        lambda m: qwenref.capture(m, STATE, tokens=[0]),
+        "capture: tokens=[0], but nothing that is named has tokens",
+    ),
+    "a name that is none": (lambda m: captured(m, "lm_head")[1.5], "c[...]: a float"),
+    "a step that is none": (lambda m: captured(m, "lm_head")["lm_head", "last"], "c[name, 'last']"),
+    "a slice of steps": (lambda m: captured(m, "lm_head")["lm_head", :2], "c[name, slice(None, 2, None)]"),
     "no pattern": (lambda m: qwenref.capture(m), "capture: no pattern"),
     "not a name": (lambda m: qwenref.capture(m, 3), "a pattern that is an int"),
     "near": (
