@@ -312,7 +312,7 @@ def normed(y, norm):
     return ops.rms_norm(np.ascontiguousarray(y, np.float32), norm.weight, norm.eps)
 
 
-def test_views_of_attention_reproduce_query_gate_key_and_value(model):
+def test_C2_views_of_attention_reproduce_query_gate_key_and_value(model):
     for i, layer in attentions(model).items():
         path = f"layers.{i}.self_attn"
         names = [f"layers.{i}.input_layernorm", path, f"{path}.*"]

@@ -268,7 +268,7 @@ def test_generation_runs_by_the_models_numerics_or_the_chosen_one(model):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_no_token_is_chosen_from_logits_that_are_not_finite(model, value):
+def test_A15_no_token_is_chosen_from_logits_that_are_not_finite(model, value):
     calls = 0
 
     def break_third(logits):

@@ -88,7 +88,7 @@ def test_the_embedded_model_opens():
         assert all(f"{part}." in name and stored.info(name).shape == shape for name, shape in names.items())
 
 
-def test_stored_dtypes_stay(tmp_path, arrays):
+def test_A6_stored_dtypes_stay(tmp_path, arrays):
     """A_log and the gated norm are float32 in published files; rounding them moves the decay of every token."""
     model = qwenref.from_pretrained(folder(tmp_path, TEXT, named(arrays, "model.")))
     wide = {name for name, parameter in model.named_parameters() if parameter.dtype == np.float32}

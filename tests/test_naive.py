@@ -169,7 +169,7 @@ def test_the_recurrence_by_hand():
 @pytest.mark.parametrize("T", [0, 1, 63, 64, 65, 130])
 @pytest.mark.parametrize("g", [None, 0.0, -1e-9, -50.0])
 @pytest.mark.parametrize("start", [False, True])
-def test_chunks_equal_the_recurrence(T, g, start):
+def test_A9_chunks_equal_the_recurrence(T, g, start):
     *inputs, state = delta_inputs(T=T, g=g)
     state = state if start else None
     o, S = naive.gated_delta_rule(*inputs, state, scale=0.25, final=True)
@@ -181,7 +181,7 @@ def test_chunks_equal_the_recurrence(T, g, start):
 
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 @pytest.mark.parametrize("g", [0.0, -0.01, -50.0])
-def test_repeated_keys_neither_explode_nor_part(g, beta):
+def test_A8_repeated_keys_neither_explode_nor_part(g, beta):
     """One key over and over with beta 1 makes I + A as badly conditioned as it gets."""
     q, k, v, g, _, state = delta_inputs(g=g)
     k[:] = k[:, :1]
