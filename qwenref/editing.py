@@ -1,8 +1,10 @@
-"""Changing values on the way: edit by function, patch from another run, ablate a part."""
+"""Changing values on the way: a function or an array takes the place of what a name stands for."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
-from qwenref.errors import HookError, InputError, compose
+from qwenref.errors import HookError, InputError, a_kind, compose
 from qwenref.handles import hook_name
 from qwenref.sites import Watcher, resolve
 
@@ -11,8 +13,17 @@ class Edit(Watcher):
     """Functions applied to named values of the calls made inside its block."""
 
     def __init__(self, model, edits):
+        if not isinstance(edits, Mapping):
+            raise InputError(compose(f"edit: {a_kind(edits)}", expected="{pattern: function or array}"))
         if not edits:
             raise InputError(compose("edit: nothing to edit", expected="{pattern: function or array}"))
+        for pattern, change in edits.items():
+            if not callable(change) and not is_numbers(change):
+                raise InputError(
+                    compose(
+                        f"edit: {pattern!r}: {a_kind(change)}", expected="a function, a number or an array of numbers"
+                    )
+                )
         super().__init__(model, list(edits))
         for site in self.targets.values():
             if site.site in getattr(site.module, "READ_ONLY", ()):
@@ -49,6 +60,14 @@ def applied(site, change, value):
     if result is None:
         return value
     what = hook_name(change) if callable(change) else "the given array"
+    if not is_numbers(result):
+        raise HookError(
+            compose(
+                f"{site.name}: {what} returned {a_kind(result)}",
+                expected=f"{value.dtype} [{site.labelled(value.shape)}]",
+                do="return one array, or None for an array that was edited in place",
+            )
+        )
     result = np.asarray(result)
     if result.shape != value.shape:
         try:
@@ -66,6 +85,14 @@ def applied(site, change, value):
     if result.dtype.kind not in "fiub" and result.dtype.name != "bfloat16":
         raise HookError(compose(f"{site.name}: {what} holds {result.dtype}", expected=f"numbers like {value.dtype}"))
     return np.array(result, value.dtype, order="C")  # a copy: what comes later writes in place
+
+
+def is_numbers(value):
+    """Whether a value is one array of anything but Python objects."""
+    try:
+        return not np.asarray(value).dtype.hasobject
+    except ValueError:  # parts of different shapes, such as an output and its weights
+        return False
 
 
 def edit(model, edits):

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from qwenref.capture import Counting
-from qwenref.editing import Edit
-from qwenref.errors import InputError, ShapeError, UnknownName, compose
+from qwenref.editing import Edit, is_numbers
+from qwenref.errors import InputError, ShapeError, UnknownName, a_kind, compose
 from qwenref.sites import ROOTS, resolve
 
 # A decay whose exponential is exactly 0 in float32 and float64 alike: the state is forgotten before each token.
@@ -100,9 +100,7 @@ def _taken(source, name, step):
     if hasattr(source, "steps"):
         return source[name, step]
     if not isinstance(source, Mapping):
-        raise InputError(
-            compose(f"patch: values from a {type(source).__name__}", expected="a Capture, or {name: array}")
-        )
+        raise InputError(compose(f"patch: values from {a_kind(source)}", expected="a Capture, or {name: array}"))
     for root in ROOTS:
         short = name.removeprefix(root)
         if short in source:
@@ -183,6 +181,8 @@ def _replaced(site, heads, value):
     if heads is not None:
         heads = _checked_heads(site, heads, parts)
     if isinstance(value, str) and value != "mean":
+        raise InputError(compose(f"ablate: value {value!r}", expected='a number, an array, or "mean"'))
+    if not is_numbers(value):
         raise InputError(compose(f"ablate: value {value!r}", expected='a number, an array, or "mean"'))
     means = tuple(i for i, label in enumerate(site.dims) if label in ("B", "T"))
     if isinstance(value, str) and (not means or site.tokens is not None):

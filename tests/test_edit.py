@@ -227,6 +227,14 @@ BAD = {
         qwenref.HookError,
         "model.layers.0.mlp: returning.<locals>.<lambda> ({file}, line {line}) has the wrong shape",
     ),
+    "no array": ({"layers.0.mlp": None}, qwenref.InputError, "edit: 'layers.0.mlp': a NoneType"),
+    "no array of numbers": ({"lm_head": [[1, 2], [3]]}, qwenref.InputError, "edit: 'lm_head': a list"),
+    "names alone": (["lm_head"], qwenref.InputError, "edit: a list"),
+    "output and weights": (
+        {"layers.1.self_attn": returning((np.zeros((2, T, 64)), None))},
+        qwenref.HookError,
+        "model.layers.1.self_attn: returning.<locals>.<lambda> ({file}, line {line}) returned a tuple",
+    ),
     "array": (
         {"lm_head": np.zeros((2, 3, 7))},
         qwenref.HookError,

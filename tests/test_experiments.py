@@ -275,6 +275,7 @@ BAD = [
     (("layers.0.linear_attn",), {"heads": [0, -7]}, InputError, "expected numbers from 0 to 5"),
     (("layers.0.linear_attn",), {"heads": 0.5}, InputError, "heads 0.5"),
     (("layers.1.mlp",), {"value": "median"}, InputError, "value 'median'"),
+    (("layers.1.mlp",), {"value": None}, InputError, "value None"),
     (("layers.0.linear_attn.state@2",), {"value": "mean"}, InputError, "has no mean over tokens"),
     (("layers.0.linear_attn.delta_write",), {}, InputError, "can be read, not changed"),
 ]
