@@ -69,6 +69,27 @@ def test_T5_A1_q_and_k_of_a_layer_are_normalised_that_way(a, right):
         assert np.abs(c[f"{path}.{name}"] - right).max() <= 5e-8 + ulps(2, right)
 
 
+def is_bf16(array):
+    return np.array_equal(array.astype(ml_dtypes.bfloat16).astype(array.dtype), array)
+
+
+def test_A2_where_q_k_and_beta_are_rounded_is_what_the_profile_says():
+    model, path = qwenref.from_config(CONFIGS["values 3 x keys, GQA 4"], seed=1), "layers.0.linear_attn"
+    rounded = {}
+    for profile in ("fp32", "hf", "hf-5.12"):
+        chosen = profile if profile == "fp32" else f"{profile}+delta=recurrent"  # its form plays no part here
+        with qwenref.numerics(chosen), qwenref.capture(model, f"{path}.*") as c:
+            cache = model(np.arange(40), use_cache=True).cache
+        values = {name: c[f"{path}.{name}"] for name in ("k", "beta", "g", "mixed_qkv", "normed")}
+        values["state"] = cache.layers[0].recurrent_state
+        rounded[profile] = {name for name, value in values.items() if is_bf16(value)}
+    assert rounded == {
+        "fp32": set(),
+        "hf": {"beta", "mixed_qkv", "normed"},
+        "hf-5.12": {"beta", "mixed_qkv", "normed", "k", "state"},
+    }
+
+
 def test_A6_rounding_a_log_on_load_moves_the_decay_and_is_not_done():
     assert float(ml_dtypes.bfloat16(2.3)) == 2.296875
     one = np.ones((1, 1, 1), np.float32)
