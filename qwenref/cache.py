@@ -162,8 +162,9 @@ class Cache:
 
     With `snapshot_every=n` the states of every row are kept after each n of its tokens, wherever in a call they come,
     so that `crop` can go back.  One snapshot of one row costs the windows and states of the DeltaNet layers,
-    `cache_size(model, tokens=0).total` bytes, and nothing for keys and values; all are kept until the row is cropped
-    or the cache reset.  `.snapshots` lists their tokens, `.snapshot_nbytes` is what they take, besides `.nbytes`.
+    `cache_size(model, tokens=0, kv_dtype="float32").total` bytes (150 MiB at 27B), and nothing for keys and values; all
+    are kept until the row is cropped to before them or the cache is reset.  `.snapshots` lists their tokens,
+    `.snapshot_nbytes` is what they take, besides `.nbytes`.
     """
 
     def __init__(self, model_or_config, batch=1, snapshot_every=None):
@@ -292,8 +293,9 @@ class Cache:
 
     def keeps(self, lengths):
         """Where, in an array of numbers of tokens, the states are kept."""
-        kept = np.isin(lengths, self._snapshot_at)
-        return kept if self.snapshot_every is None else kept | (lengths % self.snapshot_every == 0)
+        every = self.snapshot_every
+        kept = np.zeros(lengths.shape, bool) if every is None else lengths % every == 0
+        return kept | np.isin(lengths, self._snapshot_at) if self._snapshot_at else kept
 
     def crop(self, tokens):
         """Forget what stands behind the first `tokens` tokens of each row; int64 [B], tokens to be run again.
@@ -301,8 +303,8 @@ class Cache:
         `tokens` is one number for all rows or one per row; a negative one is that many fewer than there are.  Without
         DeltaNet layers a row is cut exactly.  With them it goes back to the nearest snapshot at or before `tokens` (see
         `snapshot_every`, with which the empty start is one as well) and the tokens between that and `tokens`, whose
-        number is returned, have to be fed again.  A row that is no longer than asked stays what it is.  A cache that
-        cannot go back says so and stays what it is.
+        number is returned, have to be fed again.  A row that is no longer than asked stays what it is.  `.mask` then
+        ends with the last column that a row still remembers.  A cache that cannot go back says so and stays what it is.
         """
         self._between_calls("Cache.crop")
         wanted = np.minimum(self._checked_crop(tokens), self.length)
@@ -324,6 +326,8 @@ class Cache:
             values["rope_deltas"][row], values["sequence_begin"][row] = mark.rope_delta, mark.sequence_begin
             if sequence is not None:
                 sequence[row] = mark.sequence
+        if sequence is not None and (sequence == NO_SEQUENCE).all():
+            sequence = None
         self._become(
             layers=[layer.cropped(i, kept, marks) for i, layer in enumerate(self.layers)],
             length=kept,

@@ -141,6 +141,14 @@ def test_packed_rows_go_back_into_an_earlier_sequence(model, ids):
     assert logits.tobytes() == np.ascontiguousarray(expected[:, 8:]).tobytes()
 
 
+def test_back_to_before_any_packing(model, ids):
+    cache = qwenref.Cache(model, batch=2, snapshot_every=EVERY)
+    model(ids[:, :12], cache=cache)
+    model(ids[:, 12:20], sequence_ids=np.repeat([1, 2], 4)[None].repeat(2, 0), cache=cache)
+    cache.crop(9)
+    assert cache_bits(cache) == cache_bits(after(model, ids, 8))
+
+
 # ---------------------------------------------------------------------------------------------- attention only
 
 
