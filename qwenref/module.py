@@ -458,7 +458,11 @@ class Module(_C.Module):
         return [f"({name}): {_indent(repr(module))}" for name, module in self._modules.items()]
 
     def tree(self, depth=None, only=None):
-        """The readable tree: layers grouped by kind, parameters, bytes.  `only` is a glob over paths."""
+        """The readable tree: layers grouped by kind, parameters, bytes.
+
+        depth: levels below the first line, all when None.  only: a pattern over paths as those of captures, such as
+        `layers.*.self_attn` or `**.mlp`; what it names is shown with what leads there.
+        """
         from qwenref.tree import tree
 
         return tree(self, depth, only)

@@ -122,7 +122,7 @@ def resolve(model, patterns):
         expression = _regex(base)
         matched = [site for name, site in names.items() if _named(expression, name)]
         if not matched:
-            raise UnknownName(_nothing(base, names))
+            raise UnknownName(nothing_named(base, names))
         if at:
             columns = _columns(tokens)
             states = [site for site in matched if site.site == "state"]
@@ -196,7 +196,7 @@ def _near(wrong, names):
     return [name for name, ratio in zip(close, ratios, strict=True) if ratio > ratios[0] - 0.1]
 
 
-def _nothing(pattern, names):
+def nothing_named(pattern, names):
     """The message for a pattern that names nothing: near names, grouped over the layers."""
     groups = {}
     for name in names:

@@ -4,17 +4,18 @@ Reads shapes only: no forward, no weight page.  `Tree` is a header and a root `N
 same nodes.
 """
 
-import fnmatch
 import re
 from collections import Counter
 from html import escape
 from math import log10, prod
 from textwrap import wrap
 
+from qwenref.errors import InputError, UnknownName, a_kind, compose
 from qwenref.html import block
 from qwenref.parameter import Parameter
 from qwenref.plain import ascii_form, broken, plain
 from qwenref.residency import resident, where
+from qwenref.sites import matches, nothing_named
 
 # How the kinds of layer_types are called in words.
 MIXER_NAMES = {"linear_attention": "Gated DeltaNet", "full_attention": "attention"}
@@ -27,7 +28,8 @@ _KINDS = {"linear_attention": "delta", "full_attention": "attention"}
 
 
 def tree(module, depth=None, only=None):
-    """Tree of `module` to `depth` levels; `only` is a glob over paths: what it names, and what leads there.
+    """Tree of `module` to `depth` levels; `only` is a pattern as captures take it (`layers.*.self_attn`, `**.mlp`):
+    what it names, and what leads there.
 
     Right columns: parameters and bytes as stored.  A line for a group of layers gives the total of the group, the lines
     inside it give one layer and say so.  A tied weight counts once, where it comes first.
@@ -39,6 +41,7 @@ class Tree:
     """`str()` is the text at 100 columns, `.text(width, ascii)` at others; Jupyter shows the HTML."""
 
     def __init__(self, module, depth=None, only=None):
+        _check_options(module, depth, only)
         facts = _Facts(module)
         self.footer = facts.footer()
         self.root = _node(facts, type(module).__name__, [("", module)], 0, depth, None, "", False)
@@ -127,15 +130,23 @@ class Node:
 
     def keep(self, pattern):
         """Drop the branches in which nothing is named by the glob."""
-        named = any(_named(pattern, path) for path in self.paths)
+        named = any(path and matches(pattern, path) for path in self.paths)
         if not named:
             self.children = [child for child in self.children if child.keep(pattern)]
         return named or bool(self.children)
 
 
-def _named(pattern, path):
-    roots = ("", "model.language_model.", "model.")
-    return any(fnmatch.fnmatchcase(path, root + pattern) for root in roots)
+def _check_options(module, depth, only):
+    whole = isinstance(depth, int) and not isinstance(depth, bool) and depth >= 0
+    if depth is not None and not whole:
+        raise InputError(compose(f"tree: depth {depth!r}", expected="a number of levels, 0 the first line alone"))
+    if only is None:
+        return
+    if not isinstance(only, str):
+        raise InputError(compose(f"tree: only is {a_kind(only)}", expected="a pattern over paths, as text"))
+    paths = [path for path, _ in module.named_modules() if path]
+    if not any(matches(only, path) for path in paths):
+        raise UnknownName(nothing_named(only, paths))
 
 
 # ---- facts, gathered in one walk ----------------------------------------------------------------------------------
@@ -348,10 +359,10 @@ def _now_line(model, facts):
         whole = _bytes(facts.total(model)[1])
         bytes_now = f"{_bytes(n) if n else '0 B'} of {whole} resident" if n is not None else "residency unknown"
     hooks, edits = sum(facts.hooked.values()), sum(id(p) in facts.edited for p in facts.arrays)
-    return (
-        f"now      numerics {model.numerics} · {bytes_now} · "
-        f"{hooks or 'no'} hook{'s' * (hooks != 1)} · {edits or 'no'} edit{'s' * (edits != 1)}"
-    )
+    words = f"{edits or 'no'} edit{'s' * (edits != 1)}"
+    if model.origin is not None and not model.origin.tells_writes:  # what was written in place is found by comparing
+        words = f"{edits} or more edits" if edits else "edits: model.edits() compares"
+    return f"now      numerics {model.numerics} · {bytes_now} · {hooks or 'no'} hook{'s' * (hooks != 1)} · {words}"
 
 
 def _leaf_line(module, facts):

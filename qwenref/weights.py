@@ -13,6 +13,7 @@ import numpy as np
 from qwenref import _C
 from qwenref.errors import CapabilityMissing, CheckpointError, UnknownName, compose
 from qwenref.parameter import Parameter
+from qwenref.plain import plain
 from qwenref.sites import matches
 
 _CHUNK = 1 << 22  # bytes compared at a time
@@ -29,12 +30,14 @@ class Edits(list):
         if not self:
             return "no weight was changed"
         lines = [f"{len(self):,} weight{'s' * (len(self) > 1)} changed in memory, file unchanged"]
+        wide = max(len(edit.name) for edit in self[:37])
         for edit in self[:37]:
+            size = f" {edit.elements:,} of {edit.size:,}" if edit.kind in ("written", "replaced") else ""
             change = "" if edit.largest is None else f" · largest change {edit.largest:.4g}"
-            lines.append(f"  {edit.name:<58} {edit.kind:<8} {edit.elements:,} of {edit.size:,}{change}")
+            lines.append(f"  {edit.name:<{wide}}  {edit.kind:<8}{size}{change}".rstrip())
         if len(self) > 37:
             lines.append(f"  … {len(self) - 37:,} more: list(...)")
-        return "\n".join(lines)
+        return plain("\n".join(lines))
 
 
 # ---- origins -------------------------------------------------------------------------------------------------------
@@ -83,6 +86,11 @@ class Stored:
                 )
             self._untouched = _C.Checkpoint(self.path)
         return self._untouched[tensor]
+
+    @property
+    def tells_writes(self):
+        """Whether what was written in place is known without comparing."""
+        return self._copied is None
 
     def suspects(self, tensor):
         """[(begin, end)] in bytes of the original outside of which nothing was written; None if all may be."""
@@ -136,6 +144,8 @@ class Drawn:
     It holds no weight: an original that was replaced and that nobody else keeps is gone, and drawn anew by a reset.
     `tensors` {parameter: the name it was drawn under}, which for a tied one is the first of its names.
     """
+
+    tells_writes = False
 
     def __init__(self, seed, tensors, originals):
         self.seed, self.tensors = seed, tensors

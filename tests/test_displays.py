@@ -1,5 +1,6 @@
 """What a person sees: text and HTML of trees, arrays, captures and caches, at several widths and without Unicode."""
 
+import copy
 import re
 import time
 from html.parser import HTMLParser
@@ -200,6 +201,30 @@ def test_only_keeps_what_is_named_and_what_leads_there(tiny):
         "model", "language_model", "layers", "3, 7", "self_attn",
     ]  # fmt: skip
     assert not any("mlp" in line or "lm_head" in line for line in lines)
+
+
+def test_only_reads_patterns_as_captures_do_and_says_when_nothing_is_named(tiny):
+    """One star is one part of a path; two are any number of them."""
+    mlps = tiny.tree(only="**.mlp").text()
+    assert "mlp: MLP" in mlps and "self_attn" not in mlps
+    for only, words in (("*.mlp", r"^'\*.mlp' matches nothing"), ("layers.*.self_atn", "Near: layers.\\*.self_attn ")):
+        with pytest.raises(qwenref.UnknownName, match=words):
+            tiny.tree(only=only)
+    for options in ({"only": 3}, {"depth": -1}, {"depth": "all"}, {"depth": True}):
+        with pytest.raises(qwenref.InputError, match="^tree: "):
+            tiny.tree(**options)
+
+
+def test_edits_that_only_a_comparison_finds_are_not_denied():
+    """A copied or drawn weight can be written to unseen, so its tree says how to find out instead of "no edits"."""
+    tiny = qwenref.from_pretrained("tiny")
+    drawn = qwenref.from_config(CONFIGS["tied embedding"], seed=0)
+    for model in (copy.deepcopy(tiny), drawn):
+        model.text_model.norm.weight[0] = 3
+        assert model.edits() and model.tree().header[-1].endswith(" · edits: model.edits() compares")
+        model.lm_head.weight = qwenref.Parameter(model.lm_head.weight + np.float32(1))
+        assert model.tree().header[-1].endswith(" · 1 or more edits")
+    assert tiny.tree().header[-1].endswith(" · no edits")
 
 
 def test_a_leaf_says_what_its_weight_is(large):
