@@ -149,6 +149,16 @@ def test_back_to_before_any_packing(model, ids):
     assert cache_bits(cache) == cache_bits(after(model, ids, 8))
 
 
+def test_rope_deltas_go_back_to_what_they_were_at_that_token(model, ids):
+    cache = qwenref.Cache(model, batch=2, snapshot_every=EVERY)
+    model(ids[:, :12], cache=cache)
+    cache.rope_deltas = np.array([-3, 5])  # as a picture among the tokens leaves it
+    model(ids[:, 12:20], cache=cache)
+    assert cache.crop(17).tolist() == [1, 1] and cache.rope_deltas.tolist() == [-3, 5]
+    assert cache.crop([8, 16]).tolist() == [0, 0] and cache.rope_deltas.tolist() == [0, 5]
+    assert cache.crop(0).tolist() == [0, 0] and cache.rope_deltas.tolist() == [0, 0]
+
+
 # ---------------------------------------------------------------------------------------------- attention only
 
 
@@ -221,6 +231,9 @@ def test_a_snapshot_costs_windows_and_states_and_nothing_for_keys_and_values(mod
     model(ids[:, :T], cache=cache)
     assert cache.snapshot_nbytes == 2 * 5 * fixed
     assert cache.nbytes == qwenref.cache_size(model, tokens=T, batch=2, kv_dtype="float32").total
+    held = [array for own in cache._marks for mark in own.values() for pair in mark.layers.values() for array in pair]
+    assert sum(array.nbytes for array in held) == cache.snapshot_nbytes
+    assert all(array.base is None for array in held)  # a row does not keep the memory of the others alive
     cache.reorder([1, 1, 0])
     assert cache.snapshots == [[8, 16, 24, 32, 40]] * 3 and cache.snapshot_nbytes == 2 * 5 * fixed
     assert repr(cache).split("\n")[-1] == "  snapshots  every 8 tokens  10 held, 157.5 KiB"
