@@ -106,7 +106,7 @@ def _source(file):
         return file
 
 
-def _place(module):
+def place(module):
     """What a message calls a module: its path, less what all names of a model share."""
     return re.sub(r"^model\.(language_model\.)?(?=.)", "", module._path or type(module).__name__)
 
@@ -120,7 +120,7 @@ def wrong_answer(module, hook, result, answer):
     found = words(answer) if isinstance(answer, (np.ndarray, tuple)) else a_kind(answer)
     what = "layer" if type(module).__name__ == "DecoderLayer" else "module"
     return HookError(
-        f"{_place(module)}: forward hook {hook_name(hook)} returned {found}; the {what} returns {words(result)}. "
+        f"{place(module)}: forward hook {hook_name(hook)} returned {found}; the {what} returns {words(result)}. "
         "Return None to leave the output alone"
     )
 
@@ -130,7 +130,7 @@ def pair(module, hook, answer):
     if isinstance(answer, tuple) and len(answer) == 2:
         return answer
     found = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else a_kind(answer)
-    what = f"{_place(module)}: forward pre-hook {hook_name(hook)}"
+    what = f"{place(module)}: forward pre-hook {hook_name(hook)}"
     raise HookError(
         compose(
             f"{what} returned {found}; with_kwargs=True takes (args, kwargs)",

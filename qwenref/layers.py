@@ -7,9 +7,27 @@ A weight is what the file stores: nothing is folded, renamed or transposed.
 import numpy as np
 
 from qwenref import ops
+from qwenref.errors import ShapeError, compose
+from qwenref.handles import place
 from qwenref.module import Module
 from qwenref.numerics import active, stored
 from qwenref.parameter import Parameter
+
+
+def _misfit(module, input, error):
+    """The error of an op, or one that says that it is the input that has another width than the module."""
+    shape, width = np.shape(input), module.weight.shape[-1]
+    if not shape or shape[-1] == width or "w has the wrong shape" not in str(error):
+        return error
+    sizes = [f"{n:,}" for n in shape]
+    sizes = [f"B {sizes[0]}", f"T {sizes[1]}", sizes[2]] if len(sizes) == 3 else sizes
+    return ShapeError(
+        compose(
+            f"{place(module)}: input width {shape[-1]:,}, expected {width:,}",
+            found=f"{getattr(input, 'dtype', type(input).__name__)} [{', '.join(sizes)}]",
+            expected=f"[*, {width:,}]   ({type(module).__name__.lower()} weight {list(module.weight.shape)})",
+        )
+    )
 
 
 class Linear(Module):
@@ -32,7 +50,10 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def forward(self, input):
-        output = ops.linear(input, self.weight, self.bias)
+        try:
+            output = ops.linear(input, self.weight, self.bias)
+        except ShapeError as error:
+            raise _misfit(self, input, error) from None
         return output if self.point is None else stored(self.point, output)
 
 
@@ -71,7 +92,10 @@ class RMSNorm(Module):
         return f"{tuple(self.weight.shape)}, eps={self.eps}"
 
     def forward(self, x):
-        return ops.rms_norm(x, self.weight, self.eps)
+        try:
+            return ops.rms_norm(x, self.weight, self.eps)
+        except ShapeError as error:
+            raise _misfit(self, x, error) from None
 
 
 class RMSNormGated(Module):

@@ -157,3 +157,20 @@ def test_every_error_has_a_code_for_programs():
     kinds = [value for value in vars(qwenref).values() if isinstance(value, type)]
     codes = [kind.code for kind in kinds if issubclass(kind, qwenref.QwenrefError)]
     assert len(codes) > 10 and len(set(codes)) == len(codes)
+
+
+def test_a_wrong_width_is_told_of_the_input_and_a_wrong_bias_of_the_bias(tiny):
+    """Whoever hands over 127 channels is not told that the weight has the wrong shape."""
+    q_proj = tiny.get_submodule("model.language_model.layers.3.self_attn.q_proj")
+    with pytest.raises(qwenref.ShapeError) as caught:
+        q_proj(np.zeros((1, 4, 127), np.float32))
+    assert str(caught.value).splitlines() == [
+        "layers.3.self_attn.q_proj: input width 127, expected 128",
+        "    found    float32 [B 1, T 4, 127]",
+        "    expected [*, 128]   (linear weight [512, 128])",
+    ]
+    model = qwenref.from_pretrained("tiny")
+    model.lm_head.weight = qwenref.Parameter(np.zeros((3, 128), np.float32))
+    model.lm_head.bias = qwenref.Parameter(np.zeros(4, np.float32))
+    with pytest.raises(qwenref.ShapeError, match="^linear: b"):
+        model.lm_head(np.zeros((1, 128), np.float32))
