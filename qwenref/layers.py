@@ -169,7 +169,8 @@ class SiLUActivation(Module):
 class RotaryEmbedding(Module):
     """Cosines and sines of the rotary angles.  position_ids [3, B, T] -> cos, sin [B, T, F], F = rotary width / 2.
 
-    Frequency f takes its position from axis `mrope_axes[f]` of time, height, width; text has all three equal.  Angles
+    Frequency f takes its position from axis `mrope_axes[f]` of time, height, width; positions [B, T] stand for all
+    three, which are equal in text.  Angles
     are formed in float64 and their cosines rounded once, so position 262,143 is as exact as position 1.
     """
 
@@ -191,6 +192,8 @@ class RotaryEmbedding(Module):
         frequencies = self.inv_freq
         if "rope_frequencies" in active() and np.array_equal(frequencies, self.formed):  # else the user's own
             frequencies = self.frequencies()
+        if np.ndim(position_ids) == 2:
+            position_ids = np.broadcast_to(position_ids, (3, *np.shape(position_ids)))
         return ops.rope_table(position_ids, self.axes, frequencies)
 
 

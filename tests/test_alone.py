@@ -93,6 +93,14 @@ def test_a_part_alone_leaves_an_empty_cache_of_another_dtype(model, ids):
     assert cache_bits(cache) == before and cache.dtype == np.float32
 
 
+def test_rotary_positions_without_axes_stand_for_all_three(model):
+    """As transformers' module takes them; three rows of a batch are not mistaken for time, height and width."""
+    rotary, positions = model.model.rotary_emb, np.array([[0, 1, 2, 9], [5, 6, 7, 8], [3, 3, 4, 4]])
+    x = np.zeros((3, 4, 64), np.float32)
+    for part, whole in zip(rotary(x, positions), rotary(x, np.stack([positions] * 3)), strict=True):
+        assert part.shape[:2] == (3, 4) and part.tobytes() == whole.tobytes()
+
+
 def test_the_backbone_alone(model, ids):
     out = model.model(ids[:, :T], output_hidden_states=True)
     whole = model(ids[:, :T], output_hidden_states=True)
