@@ -4,15 +4,16 @@ from html import escape
 
 import numpy as np
 
-from qwenref.errors import InputError, compose
+from qwenref.errors import InputError, a_kind, compose
 from qwenref.html import block, table
-from qwenref.inputs import checked_ids, checked_keep
+from qwenref.inputs import checked_ids, checked_keep, refuse_unknown
 from qwenref.numerics import active, numerics, unless_chosen
 from qwenref.plain import plain
 from qwenref.tree import MIXER_NAMES
 
 _HELD = 1 << 24  # logits held at a time, 64 MiB of float32
 _WIDTH, _ROWS = 100, 36  # of a repr
+_OPTIONS = ("attention_mask", "position_ids", "cache", "sequence_ids")
 
 
 class Lens:
@@ -167,8 +168,12 @@ def logit_lens(model, input_ids, top=5, positions=None, **options):
     """Lens of a prompt: the final norm and the head applied to the residual stream behind the embedding and each layer.
 
     top: how many answers are kept per place.  positions: the tokens to look at, a list (-1 the last) or how many at the
-    end; all when None.  options: as for a call (attention_mask, position_ids, cache).  Hooks and edits in force hold.
+    end; all when None.  options: attention_mask, position_ids, cache, sequence_ids as for a call.  Hooks and edits in
+    force hold.
     """
+    if not hasattr(model, "text_model"):
+        raise InputError(compose(f"logit_lens: {a_kind(model)} in place of a model", expected="a model with its head"))
+    refuse_unknown(set(options) - set(_OPTIONS), _OPTIONS)
     text = model.text_model.config
     whole = isinstance(top, (int, np.integer)) and not isinstance(top, bool)
     if not whole or not 1 <= top <= text.vocab_size:

@@ -404,6 +404,15 @@ def test_bad_lenses_say_what_is_wrong(model, options, message):
         qwenref.logit_lens(model, CLEAN, **options)
 
 
+def test_a_lens_refuses_what_it_does_not_know(model):
+    with pytest.raises(TypeError, match="^unexpected 'atention_mask'; did you mean attention_mask\\?"):
+        qwenref.logit_lens(model, CLEAN, atention_mask=[[1]])
+    with pytest.raises(TypeError, match="^unexpected 'output_attentions'"):
+        qwenref.logit_lens(model, CLEAN, output_attentions=True)
+    with pytest.raises(InputError, match="^logit_lens: a DecoderLayer in place of a model"):
+        qwenref.logit_lens(model.model.layers[0], CLEAN)
+
+
 def test_a_layer_that_is_not_there(model):
     lens = qwenref.logit_lens(model, CLEAN)
     for layer in (4, -5, "head", True, 1.0):
