@@ -470,6 +470,16 @@ class Module(_C.Module):
     def _repr_html_(self):
         return self.tree()._repr_html_()
 
+    def __rich_repr__(self):
+        from qwenref.viewers import rich
+
+        return rich(self)
+
+    def __treescope_repr__(self, path, subtree_renderer):
+        from qwenref.viewers import treescope
+
+        return treescope(self, path, subtree_renderer)
+
     def __repr__(self):
         extra = self.extra_repr()
         own, children = extra.split("\n") if extra else [], self._child_lines()

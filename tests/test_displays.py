@@ -2,7 +2,9 @@
 
 import copy
 import re
+import sys
 import time
+import types
 from html.parser import HTMLParser
 
 import numpy as np
@@ -225,6 +227,26 @@ def test_edits_that_only_a_comparison_finds_are_not_denied():
         model.lm_head.weight = qwenref.Parameter(model.lm_head.weight + np.float32(1))
         assert model.tree().header[-1].endswith(" · 1 or more edits")
     assert tiny.tree().header[-1].endswith(" · no edits")
+
+
+def test_rich_and_treescope_are_given_shapes_and_children(large, monkeypatch):
+    """The 27B has no data here: what is shown was read from shapes.  Both viewers are played by stand-ins."""
+    layer = large.text_model.layers[3]
+    (_, weight), *rest = layer.self_attn.q_proj.__rich_repr__()
+    assert repr(weight) == "bf16 [12288, 5120]" and not rest
+    assert list(layer.__rich_repr__()) == list(layer.named_children())
+    assert list(large.text_model.layers.__rich_repr__()) == list(large.text_model.layers)
+
+    called = []
+    stand_in = types.SimpleNamespace(
+        render_object_constructor=lambda **given: called.append(given["attributes"]),
+        render_dictionary_wrapper=lambda **given: called.append(given["wrapped_dict"]),
+    )
+    monkeypatch.setitem(sys.modules, "treescope", types.SimpleNamespace(repr_lib=stand_in))
+    for module in (layer, large.text_model.layers, layer.self_attn.q_proj):
+        module.__treescope_repr__("path", None)
+    assert called[0] == dict(layer.named_children()) and called[1][63] is large.text_model.layers[63]
+    assert repr(called[2]) == "{'weight': bf16 [12288, 5120]}"
 
 
 def test_a_leaf_says_what_its_weight_is(large):
