@@ -44,6 +44,7 @@ class LanguageModel(OpensSteps, Module):
 
     @property
     def numerics(self):
+        """Name of the profile its calls run by, unless `with qwenref.numerics(...)` says otherwise; may be assigned."""
         return self._numerics
 
     @numerics.setter
@@ -192,6 +193,7 @@ class ForCausalLM(LanguageModel):
 
     @property
     def text_model(self):
+        """The TextModel inside."""
         return self.model
 
 
@@ -210,6 +212,7 @@ class Model(Module):
         return absent.from_stack(self, "language_model.", name)
 
     def forward(self, input_ids=None, **options):
+        """See `TextModel.forward`."""
         return self.language_model(input_ids=input_ids, **options)
 
 
@@ -223,4 +226,5 @@ class ForConditionalGeneration(LanguageModel):
 
     @property
     def text_model(self):
+        """The TextModel inside."""
         return self.model.language_model

@@ -76,6 +76,7 @@ def _refused(what):
     def refuse(self, *args, **kwargs):
         raise NotImplementedError(f"{what}: inference only, there are no gradients here")
 
+    refuse.__doc__ = "NotImplementedError: inference only, there are no gradients here."
     return refuse
 
 
@@ -173,6 +174,7 @@ class Module(_C.Module):
     # ---- registration
 
     def register_parameter(self, name, param):
+        """Enter a Parameter, or None, under a name that is free."""
         parameters = self._parameters
         _check_name(self, "parameter", name, parameters)
         if param is not None and not isinstance(param, Parameter):
@@ -194,6 +196,7 @@ class Module(_C.Module):
             self._non_persistent_buffers_set.add(name)
 
     def add_module(self, name, module):
+        """Enter a child under a name that is free; None keeps the place."""
         modules = self._modules
         if module is not None and not isinstance(module, Module):
             raise TypeError(f"{_type_name(module)} is not a Module subclass")
@@ -247,10 +250,12 @@ class Module(_C.Module):
                 yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
 
     def modules(self, remove_duplicate=True):
+        """This module and every one below it, parents first, each once."""
         for _, module in self.named_modules(remove_duplicate=remove_duplicate):
             yield module
 
     def named_children(self):
+        """(name, module) of what is directly below, each once."""
         seen = set()
         for name, module in self._modules.items():
             if module is not None and module not in seen:
@@ -258,6 +263,7 @@ class Module(_C.Module):
                 yield name, module
 
     def children(self):
+        """What is directly below, each once."""
         for _, module in self.named_children():
             yield module
 
@@ -279,13 +285,16 @@ class Module(_C.Module):
         yield from self._named_arrays("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse=True):
+        """Every Parameter, a tied one once; without `recurse` the module's own alone."""
         for _, parameter in self.named_parameters(recurse=recurse):
             yield parameter
 
     def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+        """Every buffer with its path, those that are not persistent included."""
         yield from self._named_arrays("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse=True):
+        """Every buffer; without `recurse` the module's own alone."""
         for _, buffer in self.named_buffers(recurse=recurse):
             yield buffer
 
@@ -317,9 +326,11 @@ class Module(_C.Module):
         return getattr(module, name)
 
     def get_parameter(self, target):
+        """The Parameter at a path such as `lm_head.weight`; AttributeError if there is another thing or none."""
         return self._get_array(target, "_parameters", "Parameter")
 
     def get_buffer(self, target):
+        """The buffer at a path; AttributeError if there is another thing or none."""
         return self._get_array(target, "_buffers", "buffer")
 
     def set_submodule(self, target, module, strict=False):
@@ -400,24 +411,31 @@ class Module(_C.Module):
         return self
 
     def type(self, dtype):
+        """See `to`."""
         return self.to(dtype)
 
     def float(self):
+        """Parameters and buffers as float32, in place."""
         return self.to(np.float32)
 
     def double(self):
+        """Parameters and buffers as float64, in place."""
         return self.to(np.float64)
 
     def half(self):
+        """Parameters and buffers as float16, in place."""
         return self.to(np.float16)
 
     def bfloat16(self):
+        """Parameters and buffers as bfloat16, in place."""
         return self.to(ml_dtypes.bfloat16)
 
     def cpu(self):
+        """The module itself: everything is there already."""
         return self
 
     def cuda(self, device=None):
+        """CapabilityMissing: there is no such device here."""
         return self.to("cuda" if device is None else f"cuda:{device}")
 
     @property
@@ -430,6 +448,7 @@ class Module(_C.Module):
         self.train(mode)
 
     def train(self, mode=True):
+        """The module itself, with a warning where training is asked for: nothing behaves differently in it."""
         if not isinstance(mode, bool):
             raise ValueError("training mode is expected to be boolean")
         if mode:
@@ -437,6 +456,7 @@ class Module(_C.Module):
         return self
 
     def eval(self):
+        """The module itself: it is always ready for inference."""
         return self
 
     requires_grad_ = _refused("requires_grad_")
@@ -536,10 +556,12 @@ class ModuleList(Module):
         return ModuleList([*self, *other])
 
     def append(self, module):
+        """Put a module behind the last one; the list."""
         self.add_module(str(len(self)), module)
         return self
 
     def extend(self, modules):
+        """Put modules behind the last one; the list."""
         if not isinstance(modules, Iterable):
             raise TypeError(f"ModuleList.extend should be called with an iterable, but got {type(modules).__name__}")
         for module in list(modules):
@@ -547,6 +569,7 @@ class ModuleList(Module):
         return self
 
     def insert(self, index, module):
+        """Put a module before the one at `index`; those behind it count on."""
         if not isinstance(module, Module):
             raise TypeError(f"{_type_name(module)} is not a Module subclass")
         modules = list(self._modules.values())
@@ -554,6 +577,7 @@ class ModuleList(Module):
         self._renumber(modules)
 
     def pop(self, index=-1):
+        """Take a module out and return it; those behind it move up."""
         module = self[index]
         del self[index]
         return module

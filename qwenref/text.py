@@ -69,6 +69,9 @@ class Attention(Module):
         cache=None,
         use_cache=False,
     ):
+        """hidden_states [B, T, H] · position_embeddings (cos, sin) [B, T, F], made from the positions when None ·
+        attention_mask [B, T], 1 keep, 0 pad · position_ids [B, T] or [3, B, T] · use_cache is taken for the sake of
+        ported calls: inside a model the cache is always extended, alone it never is."""
         step = Step.of(cache, self.config, hidden_states, attention_mask, position_ids)
         B, T = step.shape
         Q, K, D = self.heads, self.kv_heads, self.head_dim
@@ -189,6 +192,8 @@ class GatedDeltaNet(Module):
         self.in_proj_a = Linear(H, V, dtype=dtype)
 
     def forward(self, hidden_states, cache=None, attention_mask=None, use_cache=False):
+        """hidden_states [B, T, H] · attention_mask [B, T], 1 keep, 0 pad: a pad leaves state and window as they are ·
+        use_cache as in `Attention.forward`."""
         step = Step.of(cache, self.config, hidden_states, attention_mask)
         B, T = step.shape
         G, K, V, D = self.num_k_heads, self.head_k_dim, self.num_v_heads, self.head_v_dim
@@ -329,6 +334,7 @@ class DecoderLayer(Module):
         cache=None,
         use_cache=False,
     ):
+        """hidden_states [B, T, H]; the others as in `Attention.forward`, and none is needed when called alone."""
         residual = self.site("resid_pre", hidden_states)
         normed = self.input_layernorm(residual)
         if self.layer_type == "linear_attention":
@@ -377,6 +383,7 @@ class TextModel(OpensSteps, Module):
         output_attentions=False,
         sequence_ids=None,
     ):
+        """ModelOutput with last_hidden_state [B, T, H] after the final norm; arguments as in `ForCausalLM.forward`."""
         input_ids, hidden = hidden_or_ids(self.config, input_ids, inputs_embeds)
         if hidden is None:
             hidden = self.embed_tokens(input_ids)

@@ -108,3 +108,20 @@ def test_a_thread_count_that_is_none_is_an_error_at_import(words):
     assert done.returncode != 0 and f"QWENREF_NUM_THREADS: '{words}'" in done.stderr
     done = fresh.python("import qwenref", check=False, QWENREF_CPU="abacus")
     assert done.returncode != 0 and "abacus" in done.stderr
+
+
+def test_everything_public_says_what_it_does():
+    """What `?` shows in a notebook.  The forward and extra_repr of the small layers are described by their class."""
+    silent = [name for name in qwenref.__all__ if callable(part := getattr(qwenref, name)) and not part.__doc__]
+    described = ("forward", "extra_repr")
+    for name in qwenref.__all__:
+        kind = getattr(qwenref, name)
+        if not inspect.isclass(kind) or not issubclass(kind, qwenref.Module):
+            continue
+        for member in (m for m in dir(kind) if not m.startswith("_")):
+            function = inspect.getattr_static(kind, member)
+            function = function.fget if isinstance(function, property) else function
+            by_class = member in described and function.__module__ in ("qwenref.layers", "qwenref.module")
+            if inspect.isfunction(function) and not function.__doc__ and not by_class:
+                silent.append(f"{name}.{member}")
+    assert silent == []
