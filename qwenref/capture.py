@@ -446,7 +446,7 @@ def _checked_steps(steps):
                 do='how many steps will come is not known before: "last" keeps the last one',
             )
         )
-    return steps if isinstance(steps, slice) else set(numbers)
+    return steps if isinstance(steps, slice) else set(given)
 
 
 def capture(model, *patterns, **options):
