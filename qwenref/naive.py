@@ -121,6 +121,31 @@ def linear(x, w, b=None):
     return y if b is None else y + b
 
 
+@op("linear_parts(x[*,I], w[O,I]:w, b[O]?, parts, rotate, reverse, partials) -> y[*,O]")
+def linear_parts(x, w, b=None, parts=2, rotate=0, reverse=0, partials=0):
+    """y = x w^T + b with the columns in blocks of whole groups of 32: only where the sum of each block is rounded to
+    bfloat16 (partials) does it matter how many blocks there are, and their order never."""
+    for name, value, least, most in (("parts", parts, 1, 4096), ("rotate", rotate, 0, 4096), ("reverse", reverse, 0, 1),
+                                     ("partials", partials, 0, 1)):  # fmt: skip
+        if not least <= value <= most or value != int(value):
+            expected = f"a whole number from {least} to {most}"
+            raise InputError(compose(f"linear_parts: {name} is {value}", expected=expected))
+    if not partials:
+        return linear(x, w, b)
+    I, parts = x.shape[-1], int(parts)
+    steps = -(-I // 32)
+    edges = [min(I, 32 * (steps * block // parts)) for block in range(parts + 1)]
+    blocks = [slice(*ends) for ends in zip(edges, edges[1:], strict=False)]
+    y = sum(round_bf16(linear(x[..., block], w[:, block])) for block in blocks)
+    return y if b is None else y + b
+
+
+@op("linear_f64(x[*,I], w[O,I]:w, b[O]?) -> y[*,O]")
+def linear_f64(x, w, b=None):
+    """y = x w^T + b: what differs in C is that x and y are float64 there too."""
+    return linear(x, w, b)
+
+
 @op("linear_blas(x[*,I], w[O,I]:w, b[O]?) -> y[*,O]")
 def linear_blas(x, w, b=None):
     """y = x w^T + b: what differs in C is only the order of the sum."""

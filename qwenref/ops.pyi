@@ -22,6 +22,29 @@ def linear(x: ArrayLike, w: ArrayLike, b: ArrayLike | None = None, *, y: _Array 
     y = x w^T + b: sums in float32 in one order for every CPU, batch and thread count
     """
 
+def linear_parts(
+    x: ArrayLike,
+    w: ArrayLike,
+    b: ArrayLike | None = None,
+    parts: float = 2,
+    rotate: float = 0,
+    reverse: float = 0,
+    partials: float = 0,
+    *,
+    y: _Array | None = None,
+) -> _Array:
+    """linear_parts(x[*,I]:f, w[O,I]:w, b[O]:v?, parts=2, rotate=0, reverse=0, partials=0) -> y[*,O]:f
+
+    y = x w^T + b: K in blocks, each summed as linear does, added from block `rotate` on, or back with reverse=1;
+    partials=1 rounds the sum of each block to bfloat16 first
+    """
+
+def linear_f64(x: ArrayLike, w: ArrayLike, b: ArrayLike | None = None, *, y: _Array | None = None) -> _Array:
+    """linear_f64(x[*,I]:d, w[O,I]:w, b[O]:v?) -> y[*,O]:d
+
+    y = x w^T + b: as linear, in double
+    """
+
 def linear_blas(x: ArrayLike, w: ArrayLike, b: ArrayLike | None = None, *, y: _Array | None = None) -> _Array:
     """linear_blas(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f
 

@@ -56,6 +56,21 @@ def bound_linear(y, x, w, b=None):
     return (2 * math.ceil(x.shape[-1] / 32) + 4 + 1) * U * (abs(x) @ abs(w).T + abs(b)) + x.shape[-1] * TINY
 
 
+def bound_linear_f64(y, x, w, b=None):
+    """Class order in float64; as many roundings again as the definition's own sum, in whatever order NumPy takes it."""
+    x, w, b = f64(x, w, np.zeros(len(w)) if b is None else b)
+    return (2 * math.ceil(x.shape[-1] / 32) + 5 + x.shape[-1] + 1) * 2.0**-53 * (abs(x) @ abs(w).T + abs(b))
+
+
+def bound_linear_parts(y, x, w, b=None, parts=2, partials=0, **_):
+    """As linear, a block being shorter, and one addition for each block. Where sums of blocks are rounded to bfloat16, the
+    op and the definition round numbers that differ, in the worst case to neighbours: 2^-7 of each sum apart."""
+    x, w, b = f64(x, w, np.zeros(len(w)) if b is None else b)
+    magnitude = abs(x) @ abs(w).T + abs(b)
+    bound = bound_linear(y, x, w, b) + parts * U * magnitude
+    return bound + partials * (2.0**-7 * magnitude + parts * 2.0**-133)
+
+
 def bound_linear_blas(y, x, w, b=None):
     """Any order at all: a term passes its product, at most I - 1 additions and the bias."""
     x, w, b = f64(x, w, np.zeros(len(w)) if b is None else b)
@@ -231,6 +246,16 @@ def linear_calls():
     return [c | {"b": normal(len(c["w"]), seed=2)} for c in calls] + calls
 
 
+def parts_calls():
+    orders = [{"parts": 3, "rotate": 1}, {}, {"parts": 8, "reverse": 1}, {"parts": 4, "rotate": 3, "partials": 1}]
+    return [call | order for call, order in zip(linear_calls(), orders * len(linear_calls()), strict=False)]
+
+
+def f64_calls():
+    """x with more digits than float32 has"""
+    return [c | {"x": c["x"].astype(np.float64) / 3} for c in linear_calls()]
+
+
 def rope_calls():
     shapes = [(2, 3, 4, 24, 4), (1, 1, 1, 2, 1), (1, 0, 2, 8, 2), (3, 5, 1, 16, 8), (1, 7, 3, 256, 32), (2, 2, 2, 9, 3)]
     return [
@@ -314,6 +339,8 @@ ROWS = {
         exact,
     ),
     "linear": Row(linear_calls(), bound_linear),
+    "linear_parts": Row(parts_calls(), bound_linear_parts),
+    "linear_f64": Row(f64_calls(), bound_linear_f64),
     "linear_blas": Row(linear_calls(), bound_linear_blas),
     "rms_norm": Row(
         over_rows("x", vectors=("w",)) + over_rows("x", vectors=("w",), eps=0.1),

@@ -9,6 +9,8 @@
 
 /* Order of inclusion is order of dependence: later files may use the static loops of earlier ones. */
 #include "linear.c"
+#include "linear_parts.c"
+#include "linear_f64.c"
 #include "linear_blas.c"
 #include "norm.c"
 #include "pointwise.c"

@@ -1,15 +1,11 @@
-/* y = x Wᵀ + b with W as it lies in the file, and rows of an embedding table.
- * Holds the order of summation, the blocking and the portable loops;
- * linear_avx2.h and linear_avx512.h hold the loops of their level.
+/* y = x Wᵀ + b with W as it lies in the file, and rows of an embedding table. Holds the order of summation, the blocking
+ * and the portable loops; linear_avx2.h and linear_avx512.h hold the loops of their level.
  *
- * The order of every output: elements (2p, 2p+1) of a row form pair p; pair p
- * belongs to class p mod 16; a class is one chain of fused multiply-adds from
- * +0, high element (2p+1) before low (2p); the class sums are added as the tree
- * ((0+1)+(2+3))+((4+5)+(6+7)) and so on; then the bias. Rows are filled up with
- * zeros to a multiple of 32, and those are multiplied too, because adding +0
- * turns a -0 into +0. Subnormals count as zero, as the bf16 dot instruction has
- * it. A result that is not a number is the one quiet NaN. So every level,
- * blocking and number of threads gives the same bits. */
+ * The order of every output: elements (2p, 2p+1) of a row form pair p; pair p belongs to class p mod 16; a class is one
+ * chain of fused multiply-adds from +0, high element (2p+1) before low (2p); the class sums are added as the tree
+ * ((0+1)+(2+3))+((4+5)+(6+7)) and so on; then the bias. Rows are filled up with zeros to a multiple of 32, and those are
+ * multiplied too, because adding +0 turns a -0 into +0. Subnormals count as zero, as the bf16 dot instruction has it. A
+ * result that is not a number is the one quiet NaN. So every level, blocking and number of threads gives the same bits. */
 #include "simd.h"
 
 #define LINEAR_INLINE static inline __attribute__((always_inline, unused))
@@ -18,24 +14,23 @@ enum {
     STEP = 32,           /* elements of a row that feed each class one pair */
     NARROW_ROWS = 8,     /* rows of W streamed side by side */
     NARROW_TOKENS = 16,  /* tokens that share one pass over W */
-    NARROW_STEPS = 32,   /* steps after which the next tokens take their turn: 8
-                         rows of that length fit into L1 */
+    NARROW_STEPS = 32,   /* steps after which the next tokens take their turn: 8 rows of that length fit into L1 */
     BLOCK_ROWS = 48,     /* rows of W packed at a time */
     BLOCK_TOKENS = 192,  /* tokens that use a packed block before the next class is taken */
-    LINEAR_GRAIN = 65536 /* elements of W below which a second thread costs more
-                          than it brings */
+    LINEAR_GRAIN = 65536 /* elements of W below which a second thread costs more than it brings */
 };
 
-/* One call, as the loops see it. */
+/* One call, as the loops see it; x and w may be some columns of longer rows. */
 typedef struct linear {
     const float *x, *bias;
     const char *w;
     float *y;
     int64_t M, O, I;
-    int64_t row_bytes, steps;
+    int64_t x_stride, row_bytes; /* from token to token in floats, from row to row of W in bytes */
+    int64_t steps;
     qr_dtype dtype;
-    bool dots;          /* bf16 weights and x exact in bf16: a pair is one operand of the
-                dot instruction */
+    bool dots;          /* bf16 weights and x exact in bf16: a pair is one operand of the dot instruction */
+    bool add, narrowed; /* to what y holds already; the sum rounded to bf16 first */
     float *px, *ragged; /* packed x; its last, incomplete panel */
     float *pw, *part;   /* per thread: packed W; class sums on their way up the tree */
     int64_t pw_size;    /* floats of pw per thread */
@@ -47,11 +42,9 @@ LINEAR_INLINE int64_t element_size(qr_dtype dtype)
     return dtype == QR_F32 ? 4 : 2;
 }
 
-/* ---- the environment of the arithmetic
- * ---------------------------------------------------------------------- */
+/* ---- the environment of the arithmetic --------------------------------------------------------------------------- */
 
-/* Nearest even, subnormals are zero, no exception trapped. The caller's state
- * comes back untouched, flags included. */
+/* Nearest even, subnormals are zero, no exception trapped. The caller's state comes back untouched, flags included. */
 static unsigned enter_flushing(void)
 {
 #if defined(__x86_64__)
@@ -72,9 +65,7 @@ static void leave_flushing(unsigned before)
 #endif
 }
 
-/* ---- the loops of the level
- * -----------------------------------------------------------------------------------
- */
+/* ---- the loops of the level -------------------------------------------------------------------------------------- */
 
 #if defined(QR_HAVE_AVX2)
 #include "linear_pack.h"
@@ -86,10 +77,9 @@ static void leave_flushing(unsigned before)
 #include "linear_avx2.h"
 #else
 
-/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class];
- * w rows are w_stride bytes apart; packed x has, per token and step, the 16
- * high elements and then the 16 low ones. What comes next of W is at `next`, if
- * not NULL. */
+/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
+ * has, per token and step, the 16 high elements and then the 16 low ones. What comes next of W is at `next`, if not
+ * NULL. */
 static void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
                         int rows, int tokens, qr_dtype dtype, bool dots, const char *next)
 {
@@ -109,12 +99,15 @@ static void narrow_tile(float *sums, const char *w, int64_t w_stride, const floa
 }
 #endif
 
-/* ---- few tokens: W is streamed once, as it lies
- * ------------------------------------------------------------------ */
+/* ---- few tokens: W is streamed once, as it lies ------------------------------------------------------------------ */
 
 /* The end of every output; `sum` is the root of the tree. */
 LINEAR_INLINE void linear_store(const linear *l, int64_t token, int64_t row, float sum)
 {
+    if (l->narrowed)
+        sum = qr_round_bf16(sum);
+    if (l->add)
+        sum = l->y[token * l->O + row] + sum;
     if (l->bias != NULL)
         sum += l->bias[row];
     l->y[token * l->O + row] = sum == sum ? sum : NAN;
@@ -128,8 +121,7 @@ LINEAR_INLINE float class_tree(const float *sums)
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
-/* Per token and step: 16 high elements, 16 low ones; or, for the dot
- * instruction, the 16 pairs. */
+/* Per token and step: 16 high elements, 16 low ones; or, for the dot instruction, the 16 pairs. */
 static void narrow_pack(void *context, int64_t begin, int64_t end, int thread)
 {
     const linear *l = context;
@@ -137,7 +129,7 @@ static void narrow_pack(void *context, int64_t begin, int64_t end, int thread)
     (void)thread;
 
     for (int64_t m = begin; m < end; m++) {
-        const float *x = l->x + m * l->I;
+        const float *x = l->x + m * l->x_stride;
         float *out = l->px + m * l->steps * step_size;
         for (int64_t s = 0; s < l->steps; s++, x += STEP, out += step_size) {
             float last[STEP] = {0};
@@ -180,8 +172,7 @@ static __attribute__((noinline)) void narrow_rows(const linear *l, int64_t begin
             memset(sums, 0, (size_t)(rows * tokens) * 16 * sizeof *sums);
             for (int64_t s = 0; s < full; s += NARROW_STEPS) {
                 const int64_t steps = full - s < NARROW_STEPS ? full - s : NARROW_STEPS;
-                /* the hardware sees a stream only within a row; the rows that follow
-         * are one piece of memory */
+                /* the hardware sees a stream only within a row; the rows that follow are one piece of memory */
                 const char *next = w + NARROW_ROWS * l->row_bytes + rows * s * step_bytes;
                 narrow_tile(sums, w + s * step_bytes, l->row_bytes, x + s * x_step, x_stride, steps, rows, tokens,
                             l->dtype, l->dots, next);
@@ -220,9 +211,7 @@ static void linear_narrow(qr_call *call, linear *l)
 #include "linear_wide.h"
 #endif
 
-/* ---- the ops
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- the ops ----------------------------------------------------------------------------------------------------- */
 
 #if defined(QR_HAVE_AVX512BF16)
 /* All of x has the low half of every float clear. */
@@ -243,12 +232,8 @@ static bool exact_in_bf16(const float *x, int64_t n)
 }
 #endif
 
-QR_OP(linear,
-      "linear(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f, _x[*,I+31]:f, "
-      "_ragged[48,I+31]:f, _w[#,48,I+63]:f, "
-      "_part[#,5,48,192]:f",
-      "y = x w^T + b: sums in float32 in one order for every CPU, batch and "
-      "thread count")
+/* A call as the loops see it: outputs are y and the four kinds of scratch. */
+static linear linear_of(const qr_call *call)
 {
     linear l = {
         .x = IN(0),
@@ -264,19 +249,34 @@ QR_OP(linear,
         .pw = OUT(3),
         .part = OUT(4),
     };
+    l.x_stride = l.I;
     l.row_bytes = l.I * element_size(l.dtype);
     l.steps = (l.I + STEP - 1) / STEP;
     l.pw_size = BLOCK_ROWS * (l.I + 63);
 #if defined(QR_HAVE_AVX512BF16)
     l.dots = l.dtype == QR_BF16 && exact_in_bf16(l.x, l.M * l.I);
 #endif
+    return l;
+}
+
+static void linear_run(qr_call *call, linear *l)
+{
 #if defined(LINEAR_WIDE)
-    if (l.M > NARROW_TOKENS) {
-        linear_wide(call, &l);
+    if (l->M > NARROW_TOKENS) {
+        linear_wide(call, l);
         return;
     }
 #endif
-    linear_narrow(call, &l);
+    linear_narrow(call, l);
+}
+
+#define LINEAR_SCRATCH "_x[*,I+31]:f, _ragged[48,I+31]:f, _w[#,48,I+63]:f, _part[#,5,48,192]:f"
+
+QR_OP(linear, "linear(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f, " LINEAR_SCRATCH,
+      "y = x w^T + b: sums in float32 in one order for every CPU, batch and thread count")
+{
+    linear l = linear_of(call);
+    linear_run(call, &l);
 }
 
 typedef struct embedding {
@@ -320,10 +320,8 @@ QR_OP(embedding, "embedding(ids[*]:i, w[V,H]:w) -> y[*,H]:f", "y = the rows of w
     for (int64_t i = 0; i < M; i++)
         if (e.ids[i] < 0 || e.ids[i] >= V) {
             qr_fail(call->error, QR_BAD_INPUT,
-                    "%s: ids[%s] is %lld; the vocabulary has %lld\n    found    "
-                    "%lld\n    expected 0 to %lld\n"
-                    "    do       pass ids of this model's tokenizer; image and "
-                    "video ids are part of its vocabulary",
+                    "%s: ids[%s] is %lld; the vocabulary has %lld\n    found    %lld\n    expected 0 to %lld\n"
+                    "    do       pass ids of this model's tokenizer; image and video ids are part of its vocabulary",
                     call->name, position(where, sizeof where, ARRAY(0), i), (long long)e.ids[i], (long long)V,
                     (long long)e.ids[i], (long long)(V - 1));
             return;

@@ -1,22 +1,18 @@
-/* The loops of linear.c with AVX2 and FMA: a class is a lane, eight classes are
- * a register. */
+/* The loops of linear.c with AVX2 and FMA: a class is a lane, eight classes are a register. */
 
 enum {
     VECTOR = 8, /* tokens per register in the wide loop */
     GROUP = 4,  /* rows of W per tile */
-    PANEL = 24, /* tokens per tile: 4 x 3 accumulators, 3 operands and a broadcast
-                 fill the 16 registers */
+    PANEL = 24, /* tokens per tile: 4 x 3 accumulators, 3 operands and a broadcast fill the 16 registers */
     PART_LEVEL = BLOCK_ROWS * BLOCK_TOKENS
 };
 #define LINEAR_WIDE 1
 
-/* Keeps gcc from loading an operand anew at each use: two loads a cycle are
- * just enough without that. */
+/* Keeps gcc from loading an operand anew at each use: two loads a cycle are just enough without that. */
 #define IN_REGISTER(v) __asm__("" : "+x"(v))
 
-/* R rows x T tokens x `halves` times eight classes; R, T, halves and dtype are
- * constants where this is used. At least 8 accumulators hide the latency of the
- * multiply-add, at most 12 leave room for operands. */
+/* R rows x T tokens x `halves` times eight classes; R, T, halves and dtype are constants where this is used. At least 8
+ * accumulators hide the latency of the multiply-add, at most 12 leave room for operands. */
 LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
                                          int64_t x_stride, int64_t steps, const int R, const int T, const int halves,
                                          const qr_dtype dtype, const char *next)
@@ -68,8 +64,7 @@ LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const ch
     return next != NULL ? fetch : NULL;
 }
 
-/* All rows for one group of T tokens; the tokens' x stays in L1 while the rows
- * take turns. */
+/* All rows for one group of T tokens; the tokens' x stays in L1 while the rows take turns. */
 LINEAR_INLINE void narrow_tokens(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
                                  int64_t x_stride, int64_t steps, int rows, const int T, const qr_dtype dtype,
                                  const char *next)
@@ -108,10 +103,9 @@ LINEAR_INLINE void narrow_tile_as(float *sums, const char *w, int64_t w_stride, 
     }
 }
 
-/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class];
- * w rows are w_stride bytes apart; packed x has, per token and step, the 16
- * high elements and then the 16 low ones. What comes next of W is at `next`, if
- * not NULL. */
+/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
+ * has, per token and step, the 16 high elements and then the 16 low ones. What comes next of W is at `next`, if not
+ * NULL. */
 static __attribute__((noinline)) void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x,
                                                   int64_t x_stride, int64_t steps, int rows, int tokens, qr_dtype dtype,
                                                   bool dots, const char *next)
@@ -125,9 +119,8 @@ static __attribute__((noinline)) void narrow_tile(float *sums, const char *w, in
         narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32, next);
 }
 
-/* The chain of class c for GROUP rows x V registers of tokens, then up the
- * tree: after class c the tile has swallowed as many finished levels as c + 1
- * has factors of two, and takes the place of the next. */
+/* The chain of class c for GROUP rows x V registers of tokens, then up the tree: after class c the tile has swallowed as
+ * many finished levels as c + 1 has factors of two, and takes the place of the next. */
 LINEAR_INLINE void wide_tile_of(float *part, const float *w, const float *x, int64_t depth, const int V, int c)
 {
     __m256 a[GROUP][3];

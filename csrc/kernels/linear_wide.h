@@ -38,7 +38,7 @@ static void wide_pack(void *context, int64_t begin, int64_t end, int thread)
         const int width = wide_width(l, panel);
         const pack_layout to = {.class_stride = wide_depth(l) * width, .depth_stride = width, .half_stride = 4};
         for (int t = 0; t < width; t += 8) {
-            strip_of(rows, l->x, l->I * (int64_t)sizeof(float), panel * PANEL + t, l->M);
+            strip_of(rows, l->x, l->x_stride * (int64_t)sizeof(float), panel * PANEL + t, l->M);
             pack_strip(wide_panel(l, panel) + t, &to, rows, l->I, QR_F32, l->dots);
         }
     }

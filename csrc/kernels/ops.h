@@ -1,6 +1,8 @@
 /* The registry: one line per op. Each level_*.c turns it into a table of that level; adding an op adds one line. */
 OP(embedding)
 OP(linear)
+OP(linear_parts)
+OP(linear_f64)
 OP(linear_blas)
 OP(rms_norm)
 OP(rms_norm_gated)
