@@ -29,6 +29,7 @@ from qwenref.errors import (
     Unreachable,
 )
 from qwenref.experiments import ablate, patch
+from qwenref.guard import check_finite
 from qwenref.hooklist import clear_hooks, hooks
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding, SiLUActivation
 from qwenref.lens import Lens, logit_lens
@@ -107,6 +108,7 @@ __all__ = [
     "ablate",
     "cache_size",
     "capture",
+    "check_finite",
     "clear_hooks",
     "edit",
     "export_states",

@@ -44,7 +44,7 @@ class Counting(Watcher):
     def _call_begins(self, module, args, kwargs):
         if self.is_open_here():
             self._inside.append(len(self.calls))
-            self.calls.append(_call_shape(args, kwargs))
+            self.calls.append(call_shape(args, kwargs))
             self.call_begins(self.calls[-1])
 
     def _call_ends(self, module, args, output):
@@ -69,7 +69,7 @@ class Counting(Watcher):
         return self.calls[self._inside[-1]] if self._inside else {}
 
 
-def _call_shape(args, kwargs):
+def call_shape(args, kwargs):
     """Rows, new tokens and tokens seen of a model call, as far as its arguments tell."""
     names = ("input_ids", "inputs_embeds", "hidden_states", "hidden", "input", "x")
     first = next((kwargs[name] for name in names if kwargs.get(name) is not None), args[0] if args else None)

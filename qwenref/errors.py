@@ -63,9 +63,14 @@ class TemplateError(QwenrefError, ValueError):
 
 
 class NonFiniteError(QwenrefError, ArithmeticError):
-    """NaN or infinity where a token has to be chosen."""
+    """NaN or infinity where a token has to be chosen, or in a model under `check_finite`.
+
+    The guard says where: path of the `module`, its `layer`, `site` (None for what the module returns), `op`, `row`,
+    `token` of the call, `head`; `count` of bad values, `value` and `index` of the first, `inputs_finite` of the module.
+    """
 
     code = "non-finite"
+    module = layer = site = op = row = token = head = count = value = index = inputs_finite = None
 
 
 class ModelNotFound(QwenrefError, FileNotFoundError):

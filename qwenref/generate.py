@@ -222,7 +222,7 @@ def _choose(model, logits, row, sampler, rng, step, b):
                 f"generate: step {step}, row {b}: {int((~finite).sum()):,} of {len(logits):,} logits are not finite",
                 found=f"{logits[bad]} for id {bad}, after {len(row.ids):,} tokens",
                 expected="numbers: no token is chosen from NaN or infinity",
-                do="look for the first module whose output is not finite",
+                do="qwenref.check_finite(model) names the first value that is not finite, and what made it",
             )
         )
     if sampler is None:
