@@ -63,8 +63,8 @@ def bound_linear_f64(y, x, w, b=None):
 
 
 def bound_linear_parts(y, x, w, b=None, parts=2, partials=0, **_):
-    """As linear, a block being shorter, and one addition for each block. Where sums of blocks are rounded to bfloat16, the
-    op and the definition round numbers that differ, in the worst case to neighbours: 2^-7 of each sum apart."""
+    """As linear, a block being shorter, and one addition for each block. Where sums of blocks are rounded to bfloat16,
+    the op and the definition round numbers that differ, in the worst case to neighbours: 2^-7 of each sum apart."""
     x, w, b = f64(x, w, np.zeros(len(w)) if b is None else b)
     magnitude = abs(x) @ abs(w).T + abs(b)
     bound = bound_linear(y, x, w, b) + parts * U * magnitude

@@ -33,12 +33,12 @@ typedef __m512d doubles;
 
 LINEAR_INLINE doubles doubles_high(const char *pairs, qr_dtype dtype)
 {
-    return _mm512_cvtps_pd(high8(pairs, dtype));
+    return qr_eight_doubles(high8(pairs, dtype));
 }
 
 LINEAR_INLINE doubles doubles_low(const char *pairs, qr_dtype dtype)
 {
-    return _mm512_cvtps_pd(low8(pairs, dtype));
+    return qr_eight_doubles(low8(pairs, dtype));
 }
 
 #elif defined(QR_HAVE_AVX2)

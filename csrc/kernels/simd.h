@@ -26,8 +26,20 @@ static inline __m512 qr_dot_pairs(__m512 sum, __m512i a, __m512i b)
     }
     return _mm512_loadu_ps(s);
 }
+
+/* The library lacks this one. */
+static inline __m512d qr_eight_doubles(__m256 a)
+{
+    float f[8];
+    double d[8];
+    _mm256_storeu_ps(f, a);
+    for (int i = 0; i < 8; i++)
+        d[i] = (double)f[i];
+    return _mm512_loadu_pd(d);
+}
 #elif defined(__x86_64__)
 #include <immintrin.h>
+#define qr_eight_doubles(a) _mm512_cvtps_pd(a)
 #if defined(QR_HAVE_AVX512BF16)
 #define qr_dot_pairs(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 #endif

@@ -1,8 +1,8 @@
-"""The linear op on bf16 weights beside a plain read of the same bytes, the system's BLAS and torch, all in one run.
+"""The linear op on bf16 weights beside a plain read of the same bytes, its two variants, the system's BLAS and torch.
 
 python tests/bench/bench_linear.py [--threads 2]
 
-Contenders take turns on weights larger than the caches; every column is a median of ratios taken side by side, because
+All in one run: contenders take turns on weights larger than the caches; every column is a median of ratios taken side by side, because
 an absolute figure means nothing on a shared machine.
 """
 
@@ -69,11 +69,14 @@ def measure(inner, rows, tokens, threads, random):
     shape = (rows, inner)
     weights = [random.standard_normal(shape, dtype=np.float32).astype(ml_dtypes.bfloat16) for _ in range(copies)]
     x = random.standard_normal((tokens, inner), dtype=np.float32)
+    fine = x.astype(np.float64)
     pieces = np.array_split(np.concatenate([w.reshape(-1) for w in weights]).view(np.int64), threads)
     contenders = {
         "linear": lambda: [ops.linear(x, w) for w in weights],
         "read": lambda: plain_read(pieces),
         "BLAS": lambda: [ops.linear_blas(x, w) for w in weights],
+        "double": lambda: [ops.linear_f64(fine, w) for w in weights],
+        "4 parts": lambda: [ops.linear_parts(x, w, parts=4) for w in weights],
         **torch_linears(x, weights, threads),
     }
     repeats = {name: max(1, round(TURN_SECONDS / seconds(run, 1))) for name, run in contenders.items()}
@@ -90,13 +93,14 @@ def main():
     qwenref.set_num_threads(threads)
     random = np.random.default_rng(0)
     print(f"{threads} threads; read: share of a plain read; others: how many times as fast as they are")
-    print(f"{'I':>6} {'O':>6} {'tokens':>6} {'GF/s':>7} {'read':>6} {'BLAS':>6} {'torch bf16':>11} {'torch f32':>10}")
+    columns = ("BLAS", "double", "4 parts", "torch bf16", "torch f32")
+    print(" ".join(f"{head:>6}" for head in ("I", "O", "tokens", "GF/s", "read")), *(f"{c:>10}" for c in columns))
     for inner, rows in SHAPES:
         for tokens in TOKENS:
             rate, ratios = measure(inner, rows, tokens, threads, random)
             read = f"{ratios['read']:.2f}" if tokens <= FEW else ""
-            others = "".join(f" {ratios[name]:>10.2f}" for name in ("torch bf16", "torch f32") if name in ratios)
-            print(f"{inner:>6} {rows:>6} {tokens:>6} {rate:>7.1f} {read:>6} {ratios['BLAS']:>6.2f} {others}")
+            others = (f"{ratios[name]:>10.2f}" for name in columns if name in ratios)
+            print(f"{inner:>6} {rows:>6} {tokens:>6} {rate:>6.1f} {read:>6}", *others)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,17 @@
 #define QR_HAVE_AVX512BF16 1
 #endif
 
+#include "../../csrc/kernels/simd.h"
+
+#include "../../csrc/kernels/lanes.h"
+
 #include "../../csrc/kernels/linear.c"
+
 #include "../../csrc/kernels/linear_blas.c"
+#include "../../csrc/kernels/linear_f64.c"
+#include "../../csrc/kernels/linear_parts.c"
 
 #define TABLE PASTE(linear_ops_, TEST_LEVEL, _emulated)
-extern const qr_op *const TABLE[3];
-const qr_op *const TABLE[3] = {&qr_op_linear, &qr_op_linear_blas, &qr_op_embedding};
+extern const qr_op *const TABLE[5];
+const qr_op *const TABLE[5] = {&qr_op_linear, &qr_op_linear_blas, &qr_op_embedding, &qr_op_linear_f64,
+                               &qr_op_linear_parts}; /* as in linear_problem.h */
