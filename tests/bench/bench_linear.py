@@ -2,8 +2,8 @@
 
 python tests/bench/bench_linear.py [--threads 2]
 
-All in one run: contenders take turns on weights larger than the caches; every column is a median of ratios taken side by side, because
-an absolute figure means nothing on a shared machine.
+All in one run: contenders take turns on weights larger than the caches, and every column is a median of ratios taken
+side by side, because an absolute figure means nothing on a shared machine.
 """
 
 import argparse
