@@ -17,7 +17,7 @@ from qwenref.sites import Chain, chain, declared
 # Values that are logarithms: minus infinity stands for nothing at all, a masked score or a state that is forgotten.
 _LOGARITHMS = frozenset({"scores", "g", "attention_scores", "delta_decay"})
 
-_SMALL = 1 << 13  # elements up to which a product with itself, by one thread of BLAS, is the cheapest look
+_ROW = 1 << 12  # elements of which BLAS makes a product with one thread, from the cache
 _PIECE = 1 << 20
 
 _current = ContextVar("qwenref_search", default=None)  # the Search that is being made here
@@ -33,13 +33,24 @@ def searching():
 
 def is_finite(array):
     """Whether every number of an array is finite."""
-    if array.size <= _SMALL and array.dtype.char in "fd":
+    if array.dtype.char in "fd":
         # A sum of squares is finite only if each of them is; if it is not, they may have been large, so look again.
-        if math.isfinite(np.vdot(array, array)):
+        if array.size <= _ROW:
+            if math.isfinite(np.vdot(array, array)):
+                return True
+        elif math.isfinite(_squares(array.reshape(-1))):
             return True
     elif array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
         return True
     return bool(np.isfinite(array).all())
+
+
+def _squares(flat):
+    """Sum of the squares, row by row: no array of the size of this one is made, and BLAS starts no threads."""
+    whole = flat.size - flat.size % _ROW
+    rows = flat[:whole].reshape(-1, _ROW)
+    with np.errstate(all="ignore"):
+        return float(np.vecdot(rows, rows).sum()) + float(np.vdot(flat[whole:], flat[whole:]))
 
 
 def bad(array, logarithm=False):
@@ -265,7 +276,7 @@ class Search:
         return "see with qwenref.trace(model) how values grow: made from finite ones, it went out of range"
 
 
-PUT_THERE = "look at edits and hooks, no op made it: qwenref.hooks(model) lists hooks"
+PUT_THERE = "look at edits and hooks, no op made it: qwenref.hooks(model) lists hooks; or at NumPy in a forward"
 
 
 def _inputs_of(op):

@@ -363,6 +363,23 @@ def test_a_module_of_ones_own():
     ]
 
 
+def test_a_model_that_works_on_its_logits():
+    class Scaled(qwenref.ForCausalLM):
+        def forward(self, *args, **options):
+            out = super().forward(*args, **options)
+            out.logits = out.logits * np.float32(np.inf)
+            return out
+
+    model = Scaled(qwenref.from_config(CONFIG, device="meta").config)
+    model.load_state_dict(qwenref.from_config(CONFIG, seed=2).state_dict(), assign=True)
+    cache = qwenref.Cache(model, batch=2)
+    bits = cache_bits(cache)
+    with qwenref.check_finite(model):
+        error = caught(model, IDS, cache=cache)
+    assert (error.module, error.inputs_finite, error.count) == ("", True, IDS.size * 211)
+    assert str(error).startswith("Scaled: output is not finite, all its inputs are\n") and cache_bits(cache) == bits
+
+
 def test_generation_stops_at_the_step():
     model = qwenref.from_pretrained("tiny")
     ids = model.tokenizer.encode("Once upon a time,")
