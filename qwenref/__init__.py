@@ -38,6 +38,7 @@ from qwenref.model import ForCausalLM, ForConditionalGeneration, Model
 from qwenref.module import Module, ModuleList
 from qwenref.numerics import numerics
 from qwenref.parameter import Parameter
+from qwenref.sampling import Sampler
 from qwenref.sizes import cache_size, mixers, parameters
 from qwenref.states import States, export_states
 from qwenref.text import Attention, DecoderLayer, GatedDeltaNet, TextModel
@@ -97,6 +98,7 @@ __all__ = [
     "RMSNorm",
     "RMSNormGated",
     "RotaryEmbedding",
+    "Sampler",
     "ShapeError",
     "SiLUActivation",
     "States",
