@@ -454,6 +454,33 @@ def test_what_is_no_model_is_refused():
         qwenref.check_finite([1, 2])
 
 
+def python_calls(model):
+    """Python functions that a call of a model runs."""
+    count = 0
+
+    def profile(frame, event, arg):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        model(IDS)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_what_a_guard_adds_to_a_call_is_bounded_and_ends_with_it():
+    """For most modules: the hooked call, the table of its hooks, the hook, whether somebody searches, one look."""
+    model = qwenref.from_config(CONFIG, seed=1)
+    python_calls(model)  # what waits for a first call
+    plain = python_calls(model)
+    with qwenref.check_finite(model):
+        added = python_calls(model) - plain
+    assert added <= 8 * len(list(model.modules())), added
+    assert python_calls(model) == plain
+
+
 def test_an_old_error_in_hand_does_not_confuse_the_next_call(guarded):
     with qwenref.edit(guarded, {"layers.0.mlp": planted((0, 0, 0))}):
         first = caught(guarded, IDS)
