@@ -1,7 +1,9 @@
 """The binder of ops: sizes, what may be given for an input or an output, and what a call leaves behind."""
 
+import ctypes
 import gc
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -137,6 +139,31 @@ def test_the_compiled_op_runs_whatever_numerics_are_in_force():
 
 
 # ---------------------------------------------------------------------------------------------- what is left behind
+
+
+def test_calls_of_linear_blas_side_by_side_leave_the_threads_of_the_library_as_they_were():
+    library = ctypes.CDLL(qwenref._C.__file__)  # a name is looked up in what the extension is linked to as well
+    if not hasattr(library, "openblas_get_num_threads"):
+        pytest.skip("the BLAS here is not OpenBLAS: it has no count of threads to change")
+    count, change = library.openblas_get_num_threads, library.openblas_set_num_threads
+    before, x, w = count(), np.ones((40, 300), np.float32), np.ones((400, 300), np.float32)
+    change(2)
+    start = threading.Barrier(3)
+
+    def work():
+        start.wait()
+        for _ in range(100):
+            ops.linear_blas(x, w)
+
+    try:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert count() == 2
+    finally:
+        change(before)
 
 
 class Fails:

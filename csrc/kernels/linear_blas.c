@@ -69,6 +69,8 @@ QR_OP(linear_blas, "linear_blas(x[*,I]:f, w[O,I]:w, b[O]:v?) -> y[*,O]:f, _w[#,1
     }
     if (j.M == 0)
         return;
+    /* The count belongs to the whole process. Calls side by side leave it as they found it: each puts back what it read
+     * unless that was 1, and puts it back after its own 1. One of them may for a while run on the library's threads. */
     const bool openblas = openblas_set_num_threads != NULL && openblas_get_num_threads != NULL;
     const int before = openblas ? openblas_get_num_threads() : 0;
     if (openblas && before != 1)
