@@ -5,13 +5,14 @@ import numpy as np
 from qwenref import naive
 from qwenref.capture import Capture
 from qwenref.errors import InputError, ShapeError, compose
+from qwenref.exchange import as_array
 from qwenref.numerics import active, unless_chosen
 
 
 def token_map(layer, ids_or_hidden):
     """M float64 [B, V-head, T, T] of a GatedDeltaNet with an empty state; see `GatedDeltaNet.token_map`."""
     with unless_chosen(getattr(layer.root, "numerics", "fp32")):
-        return _token_map(layer, np.asarray(ids_or_hidden))
+        return _token_map(layer, as_array(ids_or_hidden))
 
 
 def _token_map(layer, hidden):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from qwenref.errors import HookError, InputError, a_kind, compose
+from qwenref.exchange import as_array
 from qwenref.handles import hook_name
 from qwenref.sites import Watcher, resolve
 
@@ -68,7 +69,7 @@ def applied(site, change, value):
                 do="return one array, or None for an array that was edited in place",
             )
         )
-    result = np.asarray(result)
+    result = as_array(result)
     if result.shape != value.shape:
         try:
             if callable(change):
@@ -90,7 +91,7 @@ def applied(site, change, value):
 def is_numbers(value):
     """Whether a value is one array of anything but Python objects."""
     try:
-        return not np.asarray(value).dtype.hasobject
+        return not as_array(value).dtype.hasobject
     except ValueError:  # parts of different shapes, such as an output and its weights
         return False
 

@@ -7,6 +7,7 @@ import numpy as np
 from qwenref.capture import Counting
 from qwenref.editing import Edit, is_numbers
 from qwenref.errors import InputError, ShapeError, UnknownName, a_kind, compose
+from qwenref.exchange import as_array
 from qwenref.sites import ROOTS, resolve
 
 # A decay whose exponential is exactly 0 in float32 and float64 alike: the state is forgotten before each token.
@@ -104,7 +105,7 @@ def _taken(source, name, step):
     for root in ROOTS:
         short = name.removeprefix(root)
         if short in source:
-            return np.asarray(source[short])
+            return as_array(source[short])
     raise UnknownName(compose(f"patch: {name} is not among the given values", found=", ".join(list(source)[:5])))
 
 

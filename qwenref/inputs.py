@@ -8,6 +8,7 @@ import difflib
 import numpy as np
 
 from qwenref.errors import DTypeError, InputError, ShapeError, compose
+from qwenref.exchange import as_array
 from qwenref.numerics import active
 
 _LARGEST = np.iinfo(np.int64).max
@@ -40,7 +41,7 @@ def integers(values, name, dims):
 def rectangular(values, name):
     """`values` as an array; rows of different lengths are an error, not an array of lists."""
     try:
-        return np.asarray(values)
+        return as_array(values)
     except ValueError:
         raise ShapeError(compose(f"{name}: rows of different lengths", do="pad them and pass attention_mask")) from None
 

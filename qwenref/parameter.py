@@ -3,6 +3,8 @@
 import ml_dtypes
 import numpy as np
 
+from qwenref.exchange import as_array, bfloat16_capsule
+
 # What every parameter without data points at; being bytes it cannot be written.
 _NOTHING = bytes(32)
 
@@ -84,6 +86,13 @@ class Tensor(np.ndarray):
     def bfloat16(self):
         return self._as(ml_dtypes.bfloat16)
 
+    def __dlpack__(self, **options):
+        """The same memory for another library, as in `torch.from_dlpack(weight)`.  bfloat16 is no type of NumPy's own:
+        `np.from_dlpack` refuses it, `np.asarray` is the array."""
+        if self.is_meta:
+            raise BufferError("a parameter without data has nothing to export")
+        return bfloat16_capsule(self, **options) if self.dtype == ml_dtypes.bfloat16 else super().__dlpack__(**options)
+
     def _as(self, dtype):
         return self if self.dtype == dtype else self.detach().astype(dtype)
 
@@ -107,7 +116,7 @@ class Parameter(Tensor):
     __slots__ = ()
 
     def __new__(cls, data, requires_grad=False):
-        return np.asarray(data).view(np.ndarray).view(cls).requires_grad_(requires_grad)
+        return as_array(data).view(np.ndarray).view(cls).requires_grad_(requires_grad)
 
     @classmethod
     def meta(cls, shape, dtype):

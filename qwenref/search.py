@@ -9,6 +9,7 @@ import numpy as np
 
 from qwenref import _C
 from qwenref.cache import Cache
+from qwenref.exchange import as_array
 from qwenref.numerics import Profile, active
 from qwenref.outputs import ModelOutput
 from qwenref.parameter import Parameter
@@ -87,7 +88,7 @@ def bad_argument(module, args, kwargs):
     names += [f"argument {i}" for i in range(len(names), len(args))]
     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
         if isinstance(value, list) or (hasattr(value, "__array__") and not isinstance(value, np.ndarray)):
-            value = np.asarray(value)  # what models take as well: lists, torch tensors
+            value = as_array(value)  # what models take as well: lists, torch tensors
         for array in arrays_of(value):
             if not is_finite(array):
                 return name, array

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from qwenref.exchange import as_array
 from qwenref.parameter import Parameter
 
 FLOATS = {np.dtype(t).name: np.dtype(t) for t in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)}
@@ -93,7 +94,7 @@ def _fitting(key, old, new, assign):
             f"the shape in current model is {old.shape}."
         )
     try:
-        values = new if isinstance(new, np.ndarray) else np.asarray(new)
+        values = new if isinstance(new, np.ndarray) else as_array(new)
         if values.dtype.hasobject:
             raise TypeError("an array of Python objects is no weight")
         np.zeros((), values.dtype).astype(old.dtype)
