@@ -450,21 +450,26 @@ def _solve_unit_lower(A, Y):
 
 
 @op(
-    "gated_delta_rule_chunked(q[B,T,G,K], k[B,T,G,K], v[B,T,H,V], g[B,T,H], beta[B,T,H], state[B,H,K,V]?, scale)"
-    " -> o[B,T,H,V], final[B,H,K,V]?"
+    "gated_delta_rule_chunked(q[B,T,G,K], k[B,T,G,K], v[B,T,H,V], g[B,T,H], beta[B,T,H], state[B,H,K,V]?, "
+    "step[B,T]:i?, scale) -> o[B,T,H,V], final[B,H,K,V]?"
 )
-def gated_delta_rule_chunked(q, k, v, g, beta, state=None, scale=1, chunk=64):
-    """gated_delta_rule, `chunk` tokens at a time as matrix products"""
+def gated_delta_rule_chunked(q, k, v, g, beta, state=None, step=None, scale=1, chunk=64):
+    """gated_delta_rule, `chunk` tokens at a time as matrix products; a restart begins a chunk"""
     B, T, H, V = v.shape
     q, k = _per_head("gated_delta_rule_chunked", q, H, 2) * scale, _per_head("gated_delta_rule_chunked", k, H, 2)
     S = np.zeros((B, H, q.shape[3], V)) if state is None else state
-    o = np.zeros(v.shape)
-    for t in range(0, T, chunk):
-        Q, K, X, g_, b = (np.moveaxis(a[:, t : t + chunk], 1, 2) for a in (q, k, v, g, beta))  # [B,H,T,...]
-        G, b, kept = _retained(g_), b[..., None], np.exp(np.cumsum(g_, -1))[..., None]
-        U = _solve_unit_lower(np.tril(b * (K @ K.swapaxes(-1, -2)) * G, -1), b * (X - kept * (K @ S)))
-        o[:, t : t + chunk] = np.moveaxis(kept * (Q @ S) + (Q @ K.swapaxes(-1, -2) * G) @ U, 2, 1)
-        S = kept[..., -1:, :] * S + (K * G[..., -1, :, None]).swapaxes(-1, -2) @ U
+    o, runs = np.zeros(v.shape), []
+    for b, t, restart in _steps("gated_delta_rule_chunked", step, B, T):
+        if restart or not runs or runs[-1][0] != b or len(runs[-1][1]) == chunk:
+            runs.append((b, [], restart))
+        runs[-1][1].append(t)
+    for b, tokens, restart in runs:
+        S[b] = 0 if restart else S[b]
+        Q, K, X, g_, w = (np.moveaxis(a[b, tokens], 0, 1) for a in (q, k, v, g, beta))  # [H,T,...]
+        G, w, kept = _retained(g_), w[..., None], np.exp(np.cumsum(g_, -1))[..., None]
+        U = _solve_unit_lower(np.tril(w * (K @ K.swapaxes(-1, -2)) * G, -1), w * (X - kept * (K @ S[b])))
+        o[b, tokens] = np.moveaxis(kept * (Q @ S[b]) + (Q @ K.swapaxes(-1, -2) * G) @ U, 1, 0)
+        S[b] = kept[..., -1:, :] * S[b] + (K * G[..., -1, :, None]).swapaxes(-1, -2) @ U
     return o, S
 
 

@@ -338,3 +338,63 @@ def gated_delta_rule(
     per token: S *= exp(g), recalled = k^T S, written = u = (v - recalled) beta, S += k u^T, o = (q scale)^T S; step
     0 skips, 2 zeroes S first
     """
+
+@overload
+def gated_delta_rule_chunked(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    g: ArrayLike,
+    beta: ArrayLike,
+    state: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    scale: float = 1,
+    *,
+    o: _Array | None = None,
+    final: Literal[False] | None = False,
+) -> _Array:
+    """gated_delta_rule_chunked(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
+        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
+
+    gated_delta_rule, 64 tokens at a time as matrix products; a token with step 2 begins a chunk
+    """
+
+@overload
+def gated_delta_rule_chunked(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    g: ArrayLike,
+    beta: ArrayLike,
+    state: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    scale: float = 1,
+    *,
+    o: _Array | None = None,
+    final: Literal[True] | _Array,
+) -> tuple[_Array, _Array]:
+    """gated_delta_rule_chunked(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
+        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
+
+    gated_delta_rule, 64 tokens at a time as matrix products; a token with step 2 begins a chunk
+    """
+
+@overload
+def gated_delta_rule_chunked(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    g: ArrayLike,
+    beta: ArrayLike,
+    state: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    scale: float = 1,
+    *,
+    o: _Array | None = None,
+    final: bool,
+) -> Any:
+    """gated_delta_rule_chunked(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?,
+        step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?
+
+    gated_delta_rule, 64 tokens at a time as matrix products; a token with step 2 begins a chunk
+    """

@@ -314,7 +314,7 @@ def _qk(choice, get, base):
     chunk64="calls of several tokens in the chunked form, 64 tokens at a time; one token as the definition",
 )
 def _delta(choice, get, base):
-    chunked, recurrent = base.get("gated_delta_chunked"), get("gated_delta_rule")
+    chunked, recurrent = base.get("gated_delta_rule_chunked"), get("gated_delta_rule")
 
     def rule(q, k, v, g, beta, state=None, step=None, scale=1, final=None, **by_products):
         tokens = (q, k, v, g, beta, state, step, scale)

@@ -197,6 +197,56 @@ def bound_gated_delta_rule(y, final, recalled, written, q, k, v, g, beta, state=
     return of_y, np.broadcast_to(E[:, :, None], final.shape), of_recalled, of_written
 
 
+def bound_gated_delta_rule_chunked(y, final, q, k, v, g, beta, state=None, step=None, scale=1):
+    """Every product of a chunk with the magnitudes of its factors. A decay e^(c_i - c_j) carries exp's own error and
+    that of the running sums, which grows with |c|; an error on the right of (I + A) X = Y, or in A, comes out
+    multiplied by |(I + A)^-1|; sums of n terms add n roundings of theirs."""
+    q, k, v, g, beta = f64(q, k, v, g, beta)
+    B, T, H, V = v.shape
+    K = q.shape[3]
+    q, k = np.repeat(q, H // q.shape[2], 2) * scale, np.repeat(k, H // k.shape[2], 2)
+    S, E = np.zeros((B, H, K, V)) if state is None else f64(state)[0], np.zeros((B, H, K, V))
+    of_y = np.zeros(y.shape)
+    for b, h in np.ndindex(B, H):
+        runs = []
+        for t in range(T):
+            code = 1 if step is None else step[b, t]
+            if code == 2 or (code == 1 and (not runs or len(runs[-1][1]) == 64)):
+                runs.append((code == 2, []))
+            if code:
+                runs[-1][1].append(t)
+        for restart, at in runs:
+            if restart:
+                S[b, h], E[b, h] = 0, 0
+            of_y[b, at, h], S[b, h], E[b, h] = bound_chunk(
+                q[b, at, h], k[b, at, h], v[b, at, h], g[b, at, h], beta[b, at, h][:, None], S[b, h], E[b, h]
+            )
+    return of_y, E
+
+
+def bound_chunk(q, k, v, g, beta, S, E):
+    """(bound on o, state, bound on the state) of one chunk of one head"""
+    n, K = k.shape
+    c = np.cumsum(g)
+    of_decay = FUNCTION + (n + 1) * U * abs(c).max()
+    D = np.exp(np.where(np.tri(n, dtype=bool), c[:, None] - c, -np.inf))
+    A, A_abs = np.tril(beta * (k @ k.T) * D, -1), np.tril(beta * (abs(k) @ abs(k).T) * D, -1)
+    of_A = (of_decay + (lanes(K) + 2) * U) * A_abs
+    inverse = np.linalg.inv(np.eye(n) + A)
+    X, W = inverse @ (beta * v), inverse @ (beta * k * np.exp(c)[:, None])
+    solved = lambda x, y, of_y: abs(inverse) @ ((of_A + n * U * A_abs) @ abs(x) + of_y * abs(y))  # noqa: E731
+    of_X, of_W = solved(X, beta * v, U), solved(W, beta * k * np.exp(c)[:, None], of_decay + 2 * U)
+    N = X - W @ S
+    of_N = of_X + of_W @ abs(S) + abs(W) @ E + (K + 1) * U * (abs(X) + abs(W) @ abs(S))
+    Q, P, P_abs = q * np.exp(c)[:, None], q @ k.T * D, abs(q) @ abs(k).T * D
+    of_o = abs(Q) @ E + (of_decay + (K + n + 4) * U) * (abs(Q) @ abs(S)) + abs(P) @ of_N
+    of_o += (of_decay + (lanes(K) + K + n + 4) * U) * (P_abs @ abs(N))
+    carried, kept = k * np.exp(c[-1] - c)[:, None], np.exp(c[-1])
+    of_S = kept * (E + (of_decay + (n + 2) * U) * abs(S)) + abs(carried).T @ of_N
+    of_S += (of_decay + (n + 2) * U) * (abs(carried).T @ abs(N))
+    return of_o, kept * S + carried.T @ N, of_S
+
+
 # ---------------------------------------------------------------------------------------------- one row per op
 
 
@@ -408,4 +458,5 @@ ROWS = {
     "attention_mix": Row(attended("p", "v"), bound_attention_mix),
     "causal_conv1d": Row(conv_calls(), bound_causal_conv1d),
     "gated_delta_rule": Row(delta_calls(), bound_gated_delta_rule),
+    "gated_delta_rule_chunked": Row(delta_calls(), bound_gated_delta_rule_chunked),
 }

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from text_configs import CONFIGS
 from witness import torch, transformers
-from witness_bf16 import Steps, array
+from witness_bf16 import Steps, array, modelling
 
 import qwenref
-from qwenref import ops
+from qwenref import naive, ops
 
 NAMES = ("values 2 x keys, GQA 2", "values 3 x keys, GQA 4", "attention bias", "27B proportions")
 LENGTHS = (70, 1, 1)  # a prefill of more than one chunk, two decode steps
@@ -159,6 +159,29 @@ def test_steps_of_single_elements_have_the_bits_of_transformers(shares, step):
 @pytest.mark.parametrize("step", SUMS)
 def test_sums_have_the_bits_of_transformers_but_for_their_order(shares, step):
     assert shares.of(step) >= 0.99
+
+
+@pytest.mark.parametrize("T, start", [(1, False), (64, True), (150, True)])
+@pytest.mark.parametrize("g", [None, 0.0, -50.0])
+def test_A8_A9_the_chunked_form_is_as_close_to_the_definition_as_that_of_torch(T, start, g):
+    """Twice its distance leaves room for the scatter of a few thousand numbers."""
+    rng = np.random.default_rng([T, start])
+    B, G, H, K, V = 2, 2, 4, 32, 24
+    q, k = (ops.l2_norm(rng.normal(size=(B, T, G, K)).astype(np.float32)) for _ in "qk")
+    v = rng.normal(size=(B, T, H, V)).astype(np.float32)
+    decay = -np.exp(rng.normal(size=(B, T, H))) if g is None else np.full((B, T, H), g)
+    decay, beta = decay.astype(np.float32), rng.uniform(0, 1, (B, T, H)).astype(np.float32)
+    state = rng.normal(size=(B, H, K, V)).astype(np.float32) if start else None
+    exact = naive.gated_delta_rule(q, k, v, decay, beta, state, scale=K**-0.5, final=True)
+    ours = ops.gated_delta_rule_chunked(q, k, v, decay, beta, state, scale=K**-0.5, final=True)
+    given = [torch.tensor(x) for x in (q, k, v, decay, beta)]
+    theirs = modelling.torch_chunk_gated_delta_rule(
+        *given[:3], g=given[3], beta=given[4], initial_state=None if state is None else torch.tensor(state),
+        output_final_state=True,
+    )  # fmt: skip
+    for found, witness, value in zip(ours, theirs, exact, strict=True):
+        rms = [np.sqrt(np.mean((np.asarray(x, np.float64) - value) ** 2)) for x in (found, witness)]
+        assert np.isfinite(found).all() and rms[0] <= 2 * rms[1] + 2**-26
 
 
 # ---------------------------------------------------------------------------------------------- whole texts

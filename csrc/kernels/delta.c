@@ -117,6 +117,16 @@ static void delta_blocks(void *context, int64_t begin, int64_t end, int thread)
         delta_block(task, i / task->blocks / task->H, i / task->blocks % task->H, i % task->blocks, thread);
 }
 
+static bool heads_fall_into_groups(qr_call *call, int64_t G, int64_t H)
+{
+    if (G == 0 ? H == 0 : H % G == 0)
+        return true;
+    qr_fail(call->error, QR_BAD_SHAPE,
+            "%s: value heads do not fall into groups of equal size\n    found    %lld value heads, %lld key heads",
+            call->name, (long long)H, (long long)G);
+    return false;
+}
+
 QR_OP(gated_delta_rule,
       "gated_delta_rule(q[B,T,G,K]:f, k[B,T,G,K]:f, v[B,T,H,V]:f, g[B,T,H]:f, beta[B,T,H]:f, state[B,H,K,V]:f?, "
       "step[B,T]:i?, scale=1) -> o[B,T,H,V]:f, final[B,H,K,V]:f?, recalled[B,T,H,V]:f?, written[B,T,H,V]:f?, "
@@ -145,14 +155,7 @@ QR_OP(gated_delta_rule,
                        .V = V,
                        .blocks = (V + DELTA_BLOCK - 1) / DELTA_BLOCK,
                        .scale = (float)SCALAR(0)};
-    if (G == 0 ? H > 0 : H % G != 0) {
-        qr_fail(call->error, QR_BAD_SHAPE,
-                "gated_delta_rule: value heads do not fall into groups of equal size\n    found    %lld value heads, "
-                "%lld key heads",
-                (long long)H, (long long)G);
-        return;
-    }
-    if (steps_are_valid(call, task.step, B * T, T))
+    if (heads_fall_into_groups(call, G, H) && steps_are_valid(call, task.step, B * T, T))
         qr_parallel(call, B * H * task.blocks, grain_of((double)(T + 1) * (double)(K + 1) * DELTA_BLOCK), delta_blocks,
                     &task);
 }

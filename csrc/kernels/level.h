@@ -19,6 +19,7 @@
 #include "attention.c"
 #include "conv.c"
 #include "delta.c"
+#include "delta_chunked.c"
 
 extern const qr_op *const QR_PASTE(qr_ops_, QR_LEVEL_NAME)[];
 const qr_op *const QR_PASTE(qr_ops_, QR_LEVEL_NAME)[] = {
