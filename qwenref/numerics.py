@@ -35,6 +35,11 @@ class Profile(dict):
         """Whether a recurrence run in pieces has the bits of the whole."""
         return self.choices["delta"] == "recurrent"
 
+    @property
+    def rounds_stored(self):
+        """Whether `stored` changes anything."""
+        return bool(self._stores)
+
     def stored(self, what, array):
         """`array` as the point `what`, which belongs to no op, rounds it."""
         to = self._stores.get(what)

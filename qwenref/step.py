@@ -12,7 +12,7 @@ import numpy as np
 from qwenref.cache import NO_SEQUENCE, Cache, DeltaNetLayerCache, Mark, Recurrent, fresh_layers, same_geometry
 from qwenref.errors import InputError, ShapeError, compose
 from qwenref.inputs import checked_mask, checked_positions, checked_sequences
-from qwenref.numerics import active, stored
+from qwenref.numerics import active
 
 _final = ContextVar("qwenref_final_steps", default=None)  # steps made final inside the hooked call of a model
 
@@ -50,6 +50,7 @@ class Step:
     `.mask` bool [B, T] or None (nothing masked) · `.advance` int64 [B, T] or None: 0 skip, 1 advance, 2 forget first ·
     `.begin`, `.end` int64 [B, T]: keys a token sees · `.positions` int64 [3, B, T] ·
     `.attentions` {layer: weights}, or None when nobody asked ·
+    `.stored` how the profile rounds what a cache keeps, or None ·
     `.cuts` numbers of tokens of this call, fewer than T, after which the cache keeps the states of a row.
     A model opens one with `Step.start`; the model inside it shares it, and only the outermost makes it final.
     """
@@ -70,7 +71,9 @@ class Step:
                     do="make one with Cache(model, batch=...)",
                 )
             )
-        self.dtype, self.layers = active().dtype, cache.layers
+        profile = active()
+        self.dtype, self.layers = profile.dtype, cache.layers
+        self.stored = profile.stored if profile.rounds_stored else None
         if cache.dtype != self.dtype:
             if cache.mask.shape[1]:
                 raise InputError(
@@ -285,7 +288,8 @@ class Step:
 
     def append(self, index, k, v):
         """Put k, v [B, T, K, D] behind what layer `index` holds; all keys and values so far [B, K, S, D]."""
-        k, v = stored("kv", k), stored("kv", v)
+        if self.stored is not None:
+            k, v = self.stored("kv", k), self.stored("kv", v)
         layer, size = self.layers[index], int(self._length.max())
         if self._depth:
             self._staged[index] = None

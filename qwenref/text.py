@@ -10,7 +10,7 @@ from qwenref import absent, ops
 from qwenref.inputs import checked_layers, hidden_or_ids
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding
 from qwenref.module import Module, ModuleList
-from qwenref.numerics import active, stored
+from qwenref.numerics import active
 from qwenref.outputs import ModelOutput
 from qwenref.parameter import Parameter
 from qwenref.sites import chain
@@ -215,7 +215,9 @@ class GatedDeltaNet(Module):
         g = self.site("g", ops.delta_decay(a, self.A_log, self.dt_bias))
 
         read, states = self._recur(q, k, v, g, beta, state, step)
-        *states, state = (stored("state", state) for state in states)
+        if step.stored is not None:
+            states = [step.stored("state", state) for state in states]
+        *states, state = states
         step.remember(self.layer_idx, window, self.site("state", state), windows, states)
         core = self.site("core", self.site("read", read).reshape(B, T, V * D))
         normed = self.norm(core.reshape(B * T * V, D), z.reshape(B * T * V, D)).reshape(B, T, V * D)
@@ -224,15 +226,18 @@ class GatedDeltaNet(Module):
     def _recur(self, q, k, v, g, beta, state, step):
         """(o [B, T, V, D], states after each of the step's cuts and after the last token).
 
-        Computed in one go, or in pieces that end at a cut or a watched state.
-
-        A recurrence in pieces has the bits of the whole, so looking changes nothing.  Where a profile has another form,
-        the tokens up to a watched state are run once more on the side, and only a state that was edited makes a cut.
+        Computed in one go, or in pieces that end at a cut or a watched state.  A recurrence in pieces has the bits of
+        the whole, so looking changes nothing.  Where a profile has another form, the tokens up to a watched state are
+        run once more on the side, and only a state that was edited makes a cut.
         """
+        watching = chain()
+        if watching is None and not step.cuts:
+            o, last = ops.gated_delta_rule(q, k, v, g, beta, state, step.advance, self.scaling, final=True)
+            return o, [last]
         T, first = v.shape[1], step.cache.mask.shape[1]
         asked = [site for site in _BY_PRODUCTS if self.wants(site)]
         extra = {_BY_PRODUCTS[site]: True for site in asked}
-        watching, cut_freely = chain(), active().in_pieces
+        cut_freely = active().in_pieces
         watched = () if watching is None else watching.columns(self)
         ends = [t + 1 for t in range(T) if watched == "all" or first + t in watched]
 

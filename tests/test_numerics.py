@@ -1,0 +1,274 @@
+"""Profiles, the points they choose at, variants, and the noise floor."""
+
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+from text_configs import CONFIGS
+
+import qwenref
+from qwenref import ops
+from qwenref.numerics import profile
+
+POINTS = qwenref.numerics.points()
+
+
+WIDE = CONFIGS["values 2 x keys, GQA 2"] | {"hidden_size": 256, "intermediate_size": 288}  # K of 8 blocks and more
+
+
+@pytest.fixture(scope="module")
+def model():
+    return qwenref.from_config(WIDE, seed=9)
+
+
+@pytest.fixture(scope="module")
+def ids(model):
+    return np.random.default_rng(2).integers(0, model.config.text_config.vocab_size, (2, 75))
+
+
+def logits(model, ids, *name, **choices):
+    with qwenref.numerics(*name, **choices):
+        return model(ids).logits
+
+
+def in_bf16(array):
+    return np.array_equal(array, array.astype(ml_dtypes.bfloat16).astype(array.dtype))
+
+
+# ---------------------------------------------------------------------------------------------- names and choices
+
+
+def test_the_named_profiles():
+    names = qwenref.numerics.profiles()
+    assert names == ("fp32", "fp64", "hf", "hf-5.12", "fla", "state-bf16", "kv-bf16", "chunk64")
+    assert [profile(name).name for name in names] == list(names)
+    assert {str(profile(name).dtype) for name in names if name != "fp64"} == {"float32"}
+    assert profile("fp64").dtype == np.float64
+
+
+def test_choices_combine_in_any_order_and_by_either_spelling(model, ids):
+    made = qwenref.numerics("fp32", kv="bf16", state="bf16").profile
+    assert made is qwenref.numerics("fp32+state=bf16+kv=bf16").profile is profile(made.name)
+    assert made.name == "fp32+kv=bf16+state=bf16"
+    assert made.choices["kv"] == made.choices["state"] == "bf16" and made.choices["norm"] == "float32"
+    assert profile("hf+linear=float32").choices["linear"] == "float32"
+    assert profile("fp32+kv=float32") is profile("fp32")
+    assert profile("hf+norm=bf16") is profile("hf")
+    assert pickle.loads(pickle.dumps(made)) is made
+
+
+@pytest.mark.parametrize("name", [name for name in qwenref.numerics.profiles() if name != "fp32"])
+def test_a_model_takes_a_profile_by_name(model, ids, name):
+    mine = qwenref.from_config(WIDE, seed=9, numerics=name)
+    assert mine.numerics == name
+    assert mine(ids).logits.tobytes() == logits(model, ids, name).tobytes()
+    mine.numerics = qwenref.numerics("fp32", kv="bf16")
+    assert mine.numerics == "fp32+kv=bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "message"),
+    [
+        ("bf16", {}, "no profile 'bf16'"),
+        (None, {}, "no profile None"),
+        ("fp32+", {}, "no rounding point ''"),
+        ("fp32+kv", {}, "kv: no choice ''"),
+        ("fp32", {"cache": "bf16"}, "no rounding point 'cache'"),
+        ("fp32", {"kv": "fp8"}, "kv: no choice 'fp8'"),
+        ("hf+norm=fp16+nrm=fp16", {}, "no rounding point 'nrm'"),
+    ],
+)
+def test_what_there_is_not_is_refused_with_what_there_is(name, choices, message):
+    with pytest.raises(qwenref.InputError, match=message) as caught:
+        qwenref.numerics(name, **choices)
+    assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", qwenref.numerics.profiles())
+def test_a_description_has_a_row_per_point_and_marks_what_is_chosen(name):
+    described, chosen = qwenref.numerics.describe(name), profile(name)
+    assert [row[0] for row in described.rows] == list(POINTS)
+    assert all(row[2] == chosen.choices[row[0]] and row[3] == POINTS[row[0]][row[2]] for row in described.rows)
+    marked = [line.split()[1] for line in str(described).splitlines() if line.startswith("* ")]
+    assert marked == [p for p, choice in chosen.choices.items() if choice != next(iter(POINTS[p]))]
+    assert chosen.summary in str(described).splitlines()[0] and chosen.summary.split("'")[0] in described._repr_html_()
+    named = {op for row in described.rows for op in row[1].split() if op != "-"}
+    assert named <= set(ops.names())
+
+
+# ---------------------------------------------------------------------------------------------- every choice
+
+
+@pytest.mark.parametrize("point, choice", [(p, c) for p in POINTS for c in list(POINTS[p])[1:]])
+@pytest.mark.parametrize("base", ["fp32", "fp64"])
+def test_every_choice_is_a_small_change_that_shows(model, ids, base, point, choice):
+    def run(*name, **choices):
+        with qwenref.numerics(*name, **choices):
+            cache = qwenref.Cache(model, batch=2)
+            return np.concatenate([model(part, cache=cache).logits for part in (ids[:, :-1], ids[:, -1:])], axis=1)
+
+    expected, changed = run(base), run(base, **{point: choice})
+    assert changed.dtype == expected.dtype
+    off = np.abs(changed - expected).max() / np.abs(expected).max()
+    if point == "parameters":  # bf16 already
+        assert off == 0
+    elif base == "fp64" and (choice == "chunk64" or (point == "matmul" and "bf16" not in choice)):
+        assert off < 1e-12  # the definition in another order
+    else:
+        assert 0 < off < 0.2  # a bf16 ulp is 0.4 %; a random model makes tens of that
+
+
+def test_parameters_in_bf16_round_what_the_file_holds_in_float32(model, ids):
+    wide = qwenref.from_config(WIDE, seed=9, dtype="float32")
+    with qwenref.numerics("fp32", parameters="bf16"):
+        found = wide(ids).logits
+    for _, parameter in wide.named_parameters():
+        parameter[...] = parameter.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert found.tobytes() == wide(ids).logits.tobytes()
+
+
+def test_hf_keeps_every_value_in_bf16(model, ids):
+    float32 = {"g", "beta", "q", "k", "state", "delta_read", "delta_write"}  # of a DeltaNet layer
+    with qwenref.numerics("hf"), qwenref.capture(model, "**") as c:
+        model(ids)
+    checked = 0
+    for name in c.names():
+        mixer, _, site = name.rpartition(".")
+        if "rotary" in name or (mixer.endswith("linear_attn") and site in float32 - {"beta"}):
+            continue
+        assert in_bf16(np.where(np.isfinite(c[name]), c[name], 0)), name
+        checked += 1
+    assert checked > 100
+
+
+def test_stored_values_are_rounded_where_they_are_kept(model, ids):
+    cache = qwenref.Cache(model, batch=2)
+    with qwenref.numerics("fp32", kv="bf16", state="bf16"), qwenref.capture(model, "layers.0.linear_attn.state") as c:
+        model(ids, cache=cache)
+    for layer in cache.layers:
+        arrays = layer.arrays()
+        rounded = [arrays[name] for name in ("keys", "values", "recurrent_state") if name in arrays]
+        assert all(map(in_bf16, rounded)) and all(array.any() for array in rounded)
+    state = c[c.names()[0]]
+    assert state.tobytes() == cache.layers[0].recurrent_state.tobytes()
+
+
+def test_fused_ops_follow_their_parts():
+    rng = np.random.default_rng(0)
+    g, u = rng.normal(size=(2, 3, 40)).astype(np.float32)
+    with qwenref.numerics("hf"):
+        assert ops.silu_mul(g, u).tobytes() == ops.mul(ops.silu(g), u).tobytes()
+        assert in_bf16(ops.silu_mul(g, u))
+    q = rng.normal(size=(1, 3, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 1, 2, 3, 8)).astype(np.float32)
+    begin, end = np.zeros((1, 3), np.int64), np.array([[1, 2, 3]])
+    with qwenref.numerics("fp32", scores="bf16"):
+        scores = ops.attention_scores(q, k, begin, end, 0.3)
+        weights = ops.attention_softmax(scores, begin, end)
+        buffer = np.zeros_like(weights)
+        mixed, p = ops.attention(q, k, v, begin, end, 0.3, p=buffer)
+        assert p is buffer and buffer.tobytes() == weights.tobytes()
+        assert mixed.tobytes() == ops.attention(q, k, v, begin, end, 0.3).tobytes()
+        assert mixed.tobytes() == ops.attention_mix(weights, v, begin, end).tobytes()
+
+
+# ---------------------------------------------------------------------------------------------- what profiles promise
+
+
+@pytest.mark.parametrize("name", qwenref.numerics.profiles())
+def test_looking_and_optional_outputs_change_no_bit_under_any_profile(model, ids, name):
+    with qwenref.numerics(name):
+        cache = qwenref.Cache(model, batch=2)
+        expected = model(ids, cache=cache).logits
+        seen = qwenref.Cache(model, batch=2)
+        with qwenref.capture(model, "**", "layers.*.linear_attn.state@3,70") as c:
+            found = model(ids, cache=seen, output_hidden_states=True, output_attentions=True).logits
+    assert found.tobytes() == expected.tobytes()
+    for a, b in zip(cache.layers, seen.layers, strict=True):
+        assert all(x.tobytes() == b.arrays()[n].tobytes() for n, x in a.arrays().items())
+    assert any("state@" in name for name in c.names())
+
+
+@pytest.mark.parametrize("name", qwenref.numerics.profiles())
+def test_rows_threads_and_edits_under_any_profile(model, ids, name):
+    threads = qwenref.get_num_threads()
+    with qwenref.numerics(name):
+        expected = model(ids).logits
+        assert model(ids[1:]).logits.tobytes() == expected[1:].tobytes()
+        try:
+            qwenref.set_num_threads(1 + threads % 2)
+            assert model(ids).logits.tobytes() == expected.tobytes()
+        finally:
+            qwenref.set_num_threads(threads)
+        with qwenref.edit(model, {"layers.0.linear_attn.state@10": lambda s: s * 0}):
+            edited = model(ids).logits
+    assert edited[:, :11].tobytes() == expected[:, :11].tobytes()
+    assert (edited[:, 11:] != expected[:, 11:]).any(axis=-1).all()
+
+
+@pytest.mark.parametrize("name", ["kv-bf16", "fp32+norm=bf16+linear=bf16"])
+def test_splits_under_profiles_without_chunks_and_rounded_states(model, ids, name):
+    with qwenref.numerics(name):
+        expected = model(ids).logits
+        cache = qwenref.Cache(model, batch=2)
+        parts = [model(part, cache=cache).logits for part in np.split(ids, [1, 3, 40], axis=1)]
+    assert np.concatenate(parts, axis=1).tobytes() == expected.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------- variants
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_variants_differ_and_come_again(model, ids, dtype):
+    made = [qwenref.numerics.jitter(seed, dtype) for seed in range(8)]
+    assert [m.name for m in made] == [qwenref.numerics.jitter(seed, dtype).name for seed in range(8)]
+    assert len({m.name for m in made}) >= 6
+    expected = logits(model, ids)
+    scale = np.abs(expected).max()
+    for variant in made:
+        off = np.abs(logits(model, ids, variant) - expected).max() / scale
+        assert 0 < off < (0.5 if dtype == "bfloat16" else 1e-4), variant.name
+
+
+@pytest.mark.parametrize("options", [{"seed": 0.5}, {"seed": True}, {"seed": 0, "dtype": "int8"}], ids=str)
+def test_bad_variants(options):
+    with pytest.raises(qwenref.InputError, match="jitter"):
+        qwenref.numerics.jitter(**options)
+
+
+# ---------------------------------------------------------------------------------------------- noise floor
+
+
+def test_the_noise_floor_is_the_difference_it_says(model, ids):
+    floor = qwenref.numerics.bound(model, ids)
+    with qwenref.numerics("fp64"):
+        exact = model(ids, output_hidden_states=True)
+    found = model(ids, output_hidden_states=True)
+    assert len(floor.relative) == len(floor.largest) == len(floor.layers) == 1 + len(model.text_model.layers)
+    assert floor.relative[0] == 0 and (floor.relative[1:] > 0).all() and floor.relative.max() < 1e-5
+    for row, pair in enumerate(zip(found.residuals, exact.residuals, strict=True)):
+        assert floor.largest[row] == np.abs(np.subtract(*pair)).max()
+    assert floor.logits_largest == np.abs(found.logits - exact.logits).max()
+    top = np.sort(exact.logits, axis=-1)
+    assert np.array_equal(floor.margins, top[..., -1] - top[..., -2])
+    assert "logits" in repr(floor) and repr(floor).count("\n") >= len(floor.layers) + 2
+    assert "near ties" in floor._repr_html_()
+
+
+def test_near_ties_are_listed_with_their_margins(model, ids):
+    head = model.lm_head.weight
+    before = head.copy()
+    try:
+        head[1] = head[0]  # two ids whose logits are always the same
+        with qwenref.edit(model, {"lm_head": lambda x: np.where(np.arange(x.shape[-1]) < 2, x + 100, x)}):
+            floor = qwenref.numerics.bound(model, ids)
+    finally:
+        head[...] = before
+    assert len(floor.near_ties) == ids.size and floor.margins.max() == 0 and not floor.changes
+    assert f"{ids.size} near ties" in repr(floor) and "more: .near_ties" in repr(floor)
+
+
+def test_a_floor_needs_two_profiles(model, ids):
+    with pytest.raises(qwenref.InputError, match="against itself"):
+        qwenref.numerics.bound(model, ids, "fp64")
