@@ -400,6 +400,47 @@ TEST(delta_rule_may_write_its_final_state_over_the_state_it_read)
     free(o), free(last);
 }
 
+static double largest(const float *x, int64_t n)
+{
+    double most = 0;
+    for (int64_t i = 0; i < n; i++)
+        most = fabs((double)x[i]) > most ? fabs((double)x[i]) : most;
+    return most;
+}
+
+/* On every level and thread count the bits of the first, with scratch that holds NaN; within what running sums of up to 64
+ * times -1, each rounded, do to a decay. More is in the tests that know the definition in double. */
+TEST(the_chunked_delta_rule_is_the_delta_rule)
+{
+    const int64_t cases[][6] = {{1, 1, 1, 1, 1, 1},    {2, 5, 2, 4, 8, 8},  {1, 200, 1, 3, 24, 20},
+                                {2, 65, 2, 2, 32, 40}, {1, 9, 1, 2, 7, 33}, {1, 130, 2, 4, 16, 16},
+                                {0, 3, 1, 2, 8, 8},    {2, 0, 1, 2, 8, 8}};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++)
+        for (int with = 0; with < 4; with++) { /* bit 0: a state is given; bit 1: steps are given */
+            const int64_t *const d = cases[n], B = d[0], T = d[1], G = d[2], H = d[3], K = d[4], V = d[5];
+            delta_case c = delta_inputs(B, T, G, H, K, V);
+            float *const o = empty_floats(B * T * H * V), *const final = empty_floats(B * H * K * V);
+            float *const o2 = empty_floats(B * T * H * V), *const final2 = empty_floats(B * H * K * V);
+            const qr_array in[7] = {F(c.q, B, T, G, K),
+                                    F(c.k, B, T, G, K),
+                                    F(c.v, B, T, H, V),
+                                    F(c.g, B, T, H),
+                                    F(c.beta, B, T, H),
+                                    with & 1 ? F(c.state, B, H, K, V) : NONE,
+                                    with & 2 ? I(c.step, B, T) : NONE};
+            RUN("gated_delta_rule_chunked", in, SCALARS(0.25), F(o, B, T, H, V), F(final, B, H, K, V));
+            CHECK_INT(delta_run(&c, 0, T, with & 1 ? c.state : NULL, with & 2, o2, final2).kind, QR_OK);
+            for (int64_t i = 0; i < B * T * H * V; i++)
+                CHECK_NEAR(o[i], o2[i], 65 * 64 * UNIT * largest(o2, B * T * H * V));
+            for (int64_t i = 0; i < B * H * K * V; i++)
+                CHECK_NEAR(final[i], final2[i], 65 * 64 * UNIT * largest(final2, B * H * K * V));
+            RUN("gated_delta_rule_chunked", in, SCALARS(0.25), F(o2, B, T, H, V), NONE);
+            CHECK(same_floats(o, o2, B * T * H * V));
+            delta_free(&c);
+            free(o), free(final), free(o2), free(final2);
+        }
+}
+
 TEST(delta_rule_refuses_uneven_groups_and_unknown_steps)
 {
     delta_case c = delta_inputs(1, 2, 2, 3, 4, 4);
