@@ -194,6 +194,10 @@ LINEAR_INLINE void f64_rows_of(double *sums, const char *w, int64_t w_stride, co
 LINEAR_INLINE void f64_block_as(double *sums, const char *w, int64_t w_stride, const double *x, int64_t x_stride,
                                 int64_t steps, int rows, int tokens, const qr_dtype dtype)
 {
+#if !defined(QR_HAVE_AVX2) /* no registers to fill: one shape of tile, and a compiler that is done soon */
+    for (int t = 0; t < tokens; t++, sums += 16, x += x_stride)
+        f64_rows_of(sums, w, w_stride, x, x_stride, steps, rows, 1, dtype);
+#else
     for (int t = 0; t < tokens; t += 4, sums += 4 * 16, x += 4 * x_stride)
         if (tokens - t >= 4)
             f64_rows_of(sums, w, w_stride, x, x_stride, steps, rows, 4, dtype);
@@ -203,6 +207,7 @@ LINEAR_INLINE void f64_block_as(double *sums, const char *w, int64_t w_stride, c
             f64_rows_of(sums, w, w_stride, x, x_stride, steps, rows, 2, dtype);
         else
             f64_rows_of(sums, w, w_stride, x, x_stride, steps, rows, 1, dtype);
+#endif
 }
 
 static __attribute__((noinline)) void f64_block(double *sums, const char *w, int64_t w_stride, const double *x,
