@@ -66,7 +66,7 @@ def written(index, value=NAN):
 # No false alarm
 
 
-@pytest.mark.parametrize("profile", ["fp32", "fp64", "hf+delta=recurrent"])
+@pytest.mark.parametrize("profile", ["fp32", "fp64", "hf"])
 @pytest.mark.parametrize("name", CONFIGS, ids=lambda name: name.replace(" ", "-"))
 def test_finite_calls_come_through_with_their_bits(name, profile):
     model = qwenref.from_config(CONFIGS[name], seed=3)
@@ -314,7 +314,7 @@ def test_what_the_cache_held_already_is_told(guarded, layer, array, index, where
 # Parts, profiles, other ways to run
 
 
-@pytest.mark.parametrize("profile", ["fp64", "hf+delta=recurrent"])
+@pytest.mark.parametrize("profile", ["fp64", "hf"])
 def test_a_profile_of_its_own_is_searched_as_it_runs(guarded, profile):
     with qwenref.numerics(profile), qwenref.edit(guarded, {"layers.2.linear_attn.k": planted((1, 3, 1, 2))}):
         error = caught(guarded, IDS)
