@@ -5,6 +5,9 @@
 >>> model.chat([{"role": "user", "content": "How much is 31 plus 23?"}]).text
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from qwenref import ops
 from qwenref._C import get_num_threads, set_num_threads
 from qwenref._version import __version__
@@ -28,22 +31,47 @@ from qwenref.errors import (
     UnknownName,
     Unreachable,
 )
-from qwenref.experiments import ablate, patch
-from qwenref.guard import check_finite
 from qwenref.hooklist import clear_hooks, hooks
 from qwenref.layers import MLP, Conv1d, Embedding, Linear, RMSNorm, RMSNormGated, RotaryEmbedding, SiLUActivation
-from qwenref.lens import Lens, logit_lens
 from qwenref.loading import from_config, from_pretrained
 from qwenref.model import ForCausalLM, ForConditionalGeneration, Model
 from qwenref.module import Module, ModuleList
 from qwenref.numerics import numerics
 from qwenref.parameter import Parameter
-from qwenref.sampling import Sampler
 from qwenref.sizes import cache_size, mixers, parameters
-from qwenref.states import States, export_states
 from qwenref.text import Attention, DecoderLayer, GatedDeltaNet, TextModel
 from qwenref.trace import trace
 from qwenref.weights import to_torch_state_dict
+
+if TYPE_CHECKING:
+    from qwenref.experiments import ablate, patch
+    from qwenref.guard import check_finite
+    from qwenref.lens import Lens, logit_lens
+    from qwenref.sampling import Sampler
+    from qwenref.states import States, export_states
+
+# What not every session needs is imported when it is first asked for.
+_LATER = {
+    "Lens": "lens",
+    "Sampler": "sampling",
+    "States": "states",
+    "ablate": "experiments",
+    "check_finite": "guard",
+    "export_states": "states",
+    "logit_lens": "lens",
+    "patch": "experiments",
+}
+
+
+def __getattr__(name):
+    if name not in _LATER:
+        raise AttributeError(f"module 'qwenref' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"qwenref.{_LATER[name]}"), name)
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *_LATER})
 
 
 def show_config():
