@@ -4,16 +4,21 @@ Chooses tokens and keeps text; knows nothing of how logits come about.
 """
 
 import operator
+import warnings
 from typing import NamedTuple
 
 import numpy as np
 
 from qwenref import ops
 from qwenref.cache import Cache
-from qwenref.errors import CapabilityMissing, InputError, NonFiniteError, ShapeError, compose
+from qwenref.errors import CapabilityMissing, InputError, NonFiniteError, QwenrefWarning, ShapeError, compose
 from qwenref.inputs import checked_ids, checked_mask
+from qwenref.logprobs import Recorder, checked_options
 from qwenref.numerics import unless_chosen
+from qwenref.sampling import generator, pick
 from qwenref.tokenizer import find_stop_ids
+
+PROMPT_LOGITS = 2**22  # how many logits of a prompt are held at a time while it is scored
 
 
 class Rendered(NamedTuple):
@@ -30,6 +35,9 @@ class Generation:
     text     the new text, special tokens left out and cut before a stop string; None without a tokenizer
     finish   why it ended, in words                     steps     calls of the model
     logits   float32 [new, vocab] when asked for, else None
+    logprobs         `Logprobs` when asked for, else None
+    masked           int64 [n]: logit rows that could not be drawn, because no token belongs to them
+    masked_mass      the largest probability the model gave them at any token; a right model gives them next to none
 
     From a 2-D input every field but `steps` is a list with one entry per row, and `rows` are the rows alone.
     """
@@ -44,6 +52,9 @@ class Generation:
     text = property(lambda self: self._field("text"))
     finish = property(lambda self: self._field("finish"))
     logits = property(lambda self: self._field("logits"))
+    logprobs = property(lambda self: self._field("logprobs"))
+    masked = property(lambda self: self._field("masked"))
+    masked_mass = property(lambda self: self._field("masked_mass"))
 
     def _field(self, name):
         values = [getattr(row, name) for row in self.rows]
@@ -64,8 +75,10 @@ class Generation:
 class Row:
     """One row of a `Generation`: the same fields, flat."""
 
-    def __init__(self, prompt_ids, tokenizer, stop, streamer, vocab):
+    def __init__(self, prompt_ids, tokenizer, stop, streamer, vocab, recorder):
         self.prompt_ids, self.new_ids = prompt_ids, []
+        self.masked, self.masked_mass = np.empty(0, np.int64), 0.0
+        self.recorder = recorder
         self.finish = None
         self._tokenizer, self._stop = tokenizer, stop
         self._logits = [np.empty((0, vocab), np.float32)] if vocab else None
@@ -83,9 +96,20 @@ class Row:
     def logits(self):
         return None if self._logits is None else np.concatenate(self._logits)
 
-    def take(self, id, logits):
-        """One more id; sets `finish` when it ends the text."""
+    @property
+    def logprobs(self):
+        return None if self.recorder is None else self.recorder.result()
+
+    def take(self, id, logits, distribution):
+        """One more id, and what it was drawn from; sets `finish` when it ends the text."""
         self.new_ids.append(id)
+        if distribution is not None:
+            self.masked = distribution.masked
+            self.masked_mass = max(self.masked_mass, distribution.masked_mass)
+        if self.recorder is not None:
+            self.recorder.take(
+                id, logits, np.eye(1, len(logits), id)[0] if distribution is None else distribution.probs
+            )
         if self._logits is not None:
             self._logits.append(logits[None].copy())
         hit = self._text.put(id) if self._text is not None else None
@@ -103,6 +127,10 @@ class Row:
     def __repr__(self):
         tokens = f"{len(self.new_ids):,} new token" + ("" if len(self.new_ids) == 1 else "s")
         head = f"{tokens} after {len(self.prompt_ids):,} · ended by {self.finish}"
+        if len(self.masked):
+            head += (
+                f"\n{len(self.masked):,} logit rows without a token masked, {self.masked_mass:.2g} of the probability"
+            )
         if self._tokenizer is None:
             return f"{head}\n▏{self.new_ids[:24]}" + (" …" if len(self.new_ids) > 24 else "")
         lines = _last_lines(self._tokenizer.decode(self.prompt_ids), 3)
@@ -129,6 +157,10 @@ def generate(
     streamer=None,
     return_logits=False,
     seed=0,
+    row_keys=None,
+    return_logprobs=None,
+    top_logprobs=0,
+    prompt_logprobs=False,
 ):
     """Continue `input_ids` ([T], or [B, T] with pads on the left and `attention_mask`) by up to `max_new_tokens`.
 
@@ -137,8 +169,14 @@ def generate(
                tokens of the calls that came through, and no half of another.
     stop       None: the stop ids of the checkpoint (generation_config.json).  Else ids, strings or a list of both: ids
                replace the checkpoint's, strings are looked for in the text besides; [] stops at nothing.
-    sampler    None is greedy, the lowest id wins ties.  Else `sampler.sample(logits, context_ids, rng)` gives the id;
-               row b draws from NumPy's Philox keyed by seed + b, whatever else is in the batch.
+    sampler    None is greedy over all logit rows, the lowest id wins ties.  Else a `Sampler`; logit rows without a
+               token are masked unless it has a mask of its own.  Or an object with `distribution` as Sampler has it,
+               or with `sample(logits, context_ids, rng)` -> id.
+    seed, row_keys   whole numbers.  Every draw depends on the seed, the key of its row (by default 0, 1, ...) and the
+               number of tokens before it, and on nothing else (`sampling.generator`): so the row alone with the same
+               key draws the same, and a text goes on through a cache as in one call.
+    return_logprobs  "raw" or "processed": `Logprobs` of the new ids, with the `top_logprobs` likeliest at each step;
+               `prompt_logprobs` adds those of the prompt, also with max_new_tokens=0.
     streamer   called with each piece of text, whole characters only; or an object with `put(text)` and `end()`.
     """
     rows_wanted = np.ndim(input_ids)
@@ -159,21 +197,35 @@ def generate(
     if streamer is not None and tokenizer is None:
         raise CapabilityMissing(compose("generate: a streamer needs a tokenizer", do="open the model from its folder"))
 
-    vocab = model.config.text_config.vocab_size if return_logits else None
-    rows = [Row(ids[b, mask[b]].tolist(), tokenizer, stop, streamer, vocab) for b in range(B)]
-    rngs = [None if sampler is None else np.random.Generator(np.random.Philox(seed + b)) for b in range(B)]
-    steps = 0
+    vocab = model.config.text_config.vocab_size
+    kind, k = checked_options(return_logprobs, top_logprobs, prompt_logprobs, vocab)
+    choose = _chooser(model, sampler, tokenizer, vocab, kind)
+    keys = _row_keys(seed, row_keys, B)
+    _warn_of_a_short_memory(sampler, cache)
+    rows = []
+    for b in range(B):
+        prompt = ids[b, mask[b]].tolist()
+        recorder = Recorder(kind, k, prompt, prompt_logprobs) if kind else None
+        rows.append(Row(prompt, tokenizer, stop, streamer, vocab if return_logits else None, recorder))
+    steps, logits = 0, None
     try:
+        if prompt_logprobs:
+            steps, logits = _scored_prompt(model, ids, mask, cache, rows)
         fed, fed_mask = ids, mask
-        while steps < max_new_tokens and any(row.finish is None for row in rows):
-            fed_mask = None if fed_mask.all() else fed_mask
-            logits = model(fed, attention_mask=fed_mask, cache=cache, logits_to_keep=1).logits[:, -1]
-            steps += 1
+        for step in range(max_new_tokens):
+            if all(row.finish for row in rows):
+                break
+            if logits is None:
+                fed_mask = None if fed_mask.all() else fed_mask
+                logits = model(fed, attention_mask=fed_mask, cache=cache, logits_to_keep=1).logits[:, -1]
+                steps += 1
             fed = np.zeros((B, 1), np.int64)
             for b, row in enumerate(rows):
                 if row.finish is None:
-                    fed[b] = _choose(model, logits[b], row, sampler, rngs[b], steps, b)
-                    row.take(int(fed[b, 0]), logits[b])
+                    _refuse_non_finite(logits[b], row, step + 1, b)
+                    fed[b], distribution = choose(logits[b], row, (seed, keys[b], int(cache.length[b])))
+                    row.take(int(fed[b, 0]), logits[b], distribution)
+            logits = None
             _end_full_rows(model, cache, rows)
             # A row that has ended is fed pads: they leave its part of the cache as it is.
             fed_mask = np.array([[row.finish is None] for row in rows])
@@ -213,22 +265,68 @@ def render(model, messages, tools=None, add_generation_prompt=True, enable_think
 # Choosing
 
 
-def _choose(model, logits, row, sampler, rng, step, b):
-    finite = np.isfinite(logits)
-    if not finite.all():
-        bad = int(np.argmin(finite))
-        raise NonFiniteError(
+def _chooser(model, sampler, tokenizer, vocab, kind):
+    """A function (logits, row, name of the draw) -> (id, the distribution it was drawn from, or None)."""
+    if sampler is None:
+
+        def greedy(logits, row, name):
+            with unless_chosen(model.numerics):
+                return int(ops.argmax(logits)), None
+
+        return greedy
+    if hasattr(sampler, "distribution"):
+        mask = () if tokenizer is None else tokenizer.ids_without_token(vocab)
+
+        def drawn(logits, row, name):
+            distribution = sampler.distribution(logits, row.ids, len(row.prompt_ids), mask)
+            return pick(distribution, generator(*name).random()), distribution
+
+        return drawn
+    if not hasattr(sampler, "sample"):
+        raise InputError(
             compose(
-                f"generate: step {step}, row {b}: {int((~finite).sum()):,} of {len(logits):,} logits are not finite",
-                found=f"{logits[bad]} for id {bad}, after {len(row.ids):,} tokens",
-                expected="numbers: no token is chosen from NaN or infinity",
-                do="qwenref.check_finite(model) names the first value that is not finite, and what made it",
+                f"generate: sampler is {type(sampler).__name__}",
+                expected="None, a Sampler, or an object with sample(logits, context_ids, rng)",
             )
         )
-    if sampler is None:
-        with unless_chosen(model.numerics):
-            return int(ops.argmax(logits))
-    return operator.index(sampler.sample(logits, row.ids, rng))
+    if kind == "processed":
+        raise InputError(
+            compose(
+                f'generate: return_logprobs="processed" with a {type(sampler).__name__}',
+                expected="a sampler that tells its distribution",
+                do='return_logprobs="raw"',
+            )
+        )
+    return lambda logits, row, name: (operator.index(sampler.sample(logits, row.ids, generator(*name))), None)
+
+
+def _refuse_non_finite(logits, row, step, b):
+    finite = np.isfinite(logits)
+    if finite.all():
+        return
+    bad = int(np.argmin(finite))
+    raise NonFiniteError(
+        compose(
+            f"generate: step {step}, row {b}: {int((~finite).sum()):,} of {len(logits):,} logits are not finite",
+            found=f"{logits[bad]} for id {bad}, after {len(row.ids):,} tokens",
+            expected="numbers: no token is chosen from NaN or infinity",
+            do="qwenref.check_finite(model) names the first value that is not finite, and what made it",
+        )
+    )
+
+
+def _scored_prompt(model, ids, mask, cache, rows):
+    """Feed the prompt in pieces, so that its logits need little memory; (calls, logits [B, vocab] after its end)."""
+    B, T = ids.shape
+    piece = max(1, PROMPT_LOGITS // (B * model.config.text_config.vocab_size))
+    begins = range(0, T, piece)
+    for begin in begins:
+        part = slice(begin, begin + piece)
+        kept = mask[:, part]
+        logits = model(ids[:, part], attention_mask=None if kept.all() else kept, cache=cache).logits
+        for b, row in enumerate(rows):
+            row.recorder.score(logits[b, kept[b]])
+    return len(begins), logits[:, -1]
 
 
 def _end_full_rows(model, cache, rows):
@@ -339,6 +437,28 @@ def _count(value):
     if count < 0:
         raise InputError(compose(f"generate: max_new_tokens {value!r}", expected="an integer, 0 or more"))
     return count
+
+
+def _row_keys(seed, keys, B):
+    keys = range(B) if keys is None else [keys] if np.ndim(keys) == 0 else list(keys)
+    if len(keys) != B:
+        raise ShapeError(compose("generate: row_keys", found=f"{len(keys)} keys", expected=f"one for each of {B} rows"))
+    for key in keys:
+        generator(seed, key, 0)  # refuses what is no whole number of 64 bits
+    return keys
+
+
+def _warn_of_a_short_memory(sampler, cache):
+    if getattr(sampler, "penalises", False) and cache.length.any():
+        warnings.warn(
+            compose(
+                "generate: penalties see only the ids of this call",
+                found=f"{int(cache.length.max()):,} tokens in the cache, whose ids are not known",
+                do="give all ids and no cache, or take penalties off",
+            ),
+            QwenrefWarning,
+            stacklevel=4,
+        )
 
 
 def _left_padded(mask, cache, B, T):

@@ -364,22 +364,6 @@ def pick(distribution, u):
     return int(distribution.support[np.searchsorted(total, below, side="right")])
 
 
-# Log-probabilities
-
-
-def log_softmax(logits):
-    """Natural logarithms of softmax over the last axis; float64, -inf stays -inf."""
-    z = np.asarray(logits).astype(np.float64)
-    z = z - z.max(axis=-1, keepdims=True)
-    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
-
-
-def top(logprobs, k):
-    """(ids int64 [..., k], values float64 [..., k]) of the largest, the lowest id first among equals."""
-    ids = np.argsort(-logprobs, axis=-1, kind="stable")[..., :k]
-    return ids, np.take_along_axis(logprobs, ids, axis=-1)
-
-
 # Checking
 
 

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from qwenref.errors import CapabilityMissing, CheckpointError, InputError, TemplateError, compose
 from qwenref.hub import read_json
 from qwenref.template import ChatTemplate, find_templates
@@ -121,6 +123,14 @@ class Tokenizer:
         """The id of a token by its text (`"<|im_end|>"`), or None."""
         id = self.added_tokens.get(token)
         return id if id is not None else self._backend.token_to_id("".join(_alphabet()[b] for b in token.encode()))
+
+    def ids_without_token(self, rows):
+        """int64 [n], ascending: which of the ids 0 .. rows - 1 (a model's logit rows) stand for no token."""
+        return np.setdiff1d(np.arange(rows), self._known_ids)
+
+    @functools.cached_property
+    def _known_ids(self):
+        return np.fromiter(self._backend.get_vocab(with_added_tokens=True).values(), np.int64)
 
     def _check_ids(self, ids):
         try:

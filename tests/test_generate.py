@@ -1,6 +1,7 @@
 """Generation: the golden runs of the embedded model, stop rules, streams, caches, batches and refusals."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 import qwenref
 from qwenref import errors
+from qwenref import generate as generate_module
 from qwenref.generate import Rendered, render
+from qwenref.sampling import generator, pick
 
 RUNS = Path(__file__).parent / "data" / "tiny_examples.jsonl"
 EXAMPLES = [json.loads(line) for line in RUNS.read_text(encoding="utf-8").splitlines()]
@@ -284,23 +287,159 @@ def test_A15_no_token_is_chosen_from_logits_that_are_not_finite(model, value):
     assert model.generate(STORY["prompt_ids"], max_new_tokens=4).new_ids == STORY["output_ids"][:4]
 
 
-def test_a_sampler_sees_logits_context_and_its_own_draws(model):
+def test_a_sampler_of_ones_own_sees_logits_context_and_its_own_draws(model):
     seen = []
 
     class Second:
         def sample(self, logits, context_ids, rng):
-            seen.append((logits.shape, list(context_ids), rng.random()))
+            seen.append((list(context_ids), rng.random()))
             return np.argsort(logits)[-2]
 
     options = {"max_new_tokens": 3, "sampler": Second(), "stop": []}
     out = model.generate(SUM["prompt_ids"], seed=5, return_logits=True, **options)
     assert out.new_ids == [int(np.argsort(row)[-2]) for row in out.logits]
-    assert [context for _, context, _ in seen] == [out.ids[: len(SUM["prompt_ids"]) + n] for n in range(3)]
-    expected = np.random.Generator(np.random.Philox(5)).random(3).tolist()
-    assert [draw for _, _, draw in seen] == expected
-    seen.clear()
-    model.generate([SUM["prompt_ids"]] * 2, seed=4, **options)
-    assert [draw for _, _, draw in seen[1::2]] == expected  # row 1 of seed 4 draws as a row alone with seed 5
+    assert [context for context, _ in seen] == [out.ids[: len(SUM["prompt_ids"]) + n] for n in range(3)]
+    assert [draw for _, draw in seen] == [generator(5, 0, len(context)).random() for context, _ in seen]
+    with pytest.raises(errors.InputError, match="tells its distribution"):
+        model.generate([1], return_logprobs="processed", **options)
+    with pytest.raises(errors.InputError, match="sampler is int"):
+        model.generate([1], sampler=3)
+
+
+# Sampling
+
+WARM = qwenref.Sampler(temperature=1.3, top_p=0.98, repetition_penalty=1.1, presence_penalty=0.3, order="vllm")
+
+
+def test_a_row_draws_the_same_alone_in_a_batch_and_through_a_cache(model):
+    lines = [SUM, STORY, TEXT_ONLY[0]]
+    longest = max(len(line["prompt_ids"]) for line in lines)
+    pads = [longest - len(line["prompt_ids"]) for line in lines]
+    ids = [[7] * pad + line["prompt_ids"] for pad, line in zip(pads, lines, strict=True)]
+    mask = [[0] * pad + [1] * (longest - pad) for pad in pads]
+    options = {"sampler": WARM, "seed": 11, "max_new_tokens": 24, "return_logprobs": "processed", "top_logprobs": 3}
+    out = model.generate(ids, attention_mask=mask, prompt_logprobs=True, **options)
+    for b, line in enumerate(lines):
+        alone = model.generate(line["prompt_ids"], row_keys=b, prompt_logprobs=True, **options)
+        assert alone.new_ids == out.new_ids[b] and alone.finish == out.finish[b]
+        for one, other in zip(alone.logprobs, out.logprobs[b], strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert out.new_ids[1] != model.generate(STORY["prompt_ids"], row_keys=0, **options).new_ids
+    assert out.new_ids[1] != model.generate(STORY["prompt_ids"], row_keys=1, **{**options, "seed": 12}).new_ids
+    straight = model.generate(STORY["prompt_ids"], sampler=qwenref.Sampler(1.5), max_new_tokens=16, seed=3, stop=[])
+    cache = qwenref.Cache(model)
+    options = {"sampler": qwenref.Sampler(1.5), "cache": cache, "seed": 3, "stop": []}
+    first = model.generate(STORY["prompt_ids"], max_new_tokens=7, **options)
+    second = model.generate(first.new_ids[-1:], max_new_tokens=9, **options)
+    assert first.new_ids + second.new_ids == straight.new_ids
+
+
+def test_what_is_drawn_is_the_samplers_distribution_of_the_models_logits(model):
+    for order in ("vllm", "sglang", "llama.cpp"):
+        sampler = qwenref.Sampler(temperature=1.2, top_k=50, top_p=0.9, presence_penalty=0.8, order=order)
+        out = model.generate(
+            STORY["prompt_ids"], sampler=sampler, seed=9, max_new_tokens=12, return_logits=True,
+            return_logprobs="processed", top_logprobs=60,
+        )  # fmt: skip
+        prompt = len(STORY["prompt_ids"])
+        for n, id in enumerate(out.new_ids):
+            context = out.ids[: prompt + n]
+            found = sampler.distribution(out.logits[n], context, prompt)
+            assert id == pick(found, generator(9, 0, prompt + n).random())
+            np.testing.assert_array_equal(out.logprobs.chosen[n], np.log(found.probs[id]))
+            kept = np.isfinite(out.logprobs.top[n])
+            assert sorted(out.logprobs.top_ids[n][kept]) == found.support.tolist()
+
+
+def test_temperature_0_is_greedy(model):
+    out = model.generate(STORY["prompt_ids"], sampler=qwenref.Sampler(temperature=0), seed=4, max_new_tokens=20)
+    assert out.new_ids == STORY["output_ids"][:20]
+
+
+def test_logit_rows_without_a_token_are_never_drawn_and_reported(tmp_path):
+    """The embedded model without some tokens it never says, so that their rows are as the padding of larger ones."""
+    rows = list(range(1275, 1280))
+    for file in Path(qwenref.__file__).with_name("tiny").iterdir():
+        shutil.copy(file, tmp_path)
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    tokens["added_tokens"] = [token for token in tokens["added_tokens"] if token["id"] not in rows]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    for row in rows:
+        del config["added_tokens_decoder"][str(row)]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    model = qwenref.from_pretrained(tmp_path)
+    assert model.tokenizer.vocab_size == 1275 and model.tokenizer.ids_without_token(1280).tolist() == rows
+
+    def favour(logits):
+        logits[..., rows] = logits.max() + 3
+        return logits
+
+    options = {"max_new_tokens": 8, "seed": 2, "stop": []}
+    plain = model.generate(STORY["prompt_ids"], sampler=qwenref.Sampler(0.7), **options)
+    assert 0 < plain.masked_mass < 1e-3 and plain.masked.tolist() == rows
+    with with_logits(model, favour):
+        out = model.generate(STORY["prompt_ids"], sampler=qwenref.Sampler(0.7), **options)
+        free = model.generate(STORY["prompt_ids"], sampler=qwenref.Sampler(0.7, mask=()), **options)
+    assert out.new_ids == plain.new_ids  # the mask leaves the rest as it was
+    assert out.masked_mass > 0.9 and "5 logit rows without a token masked" in repr(out)
+    assert set(free.new_ids) & set(rows) and free.masked.size == 0 and "masked" not in repr(free)
+    assert model.tokenizer.decode([1275]) == "⟨id 1275⟩"
+
+
+def test_penalties_beside_a_filled_cache_warn_that_they_see_little(model):
+    cache = qwenref.Cache(model)
+    first = model.generate(SUM["prompt_ids"], max_new_tokens=2, cache=cache)
+    held = int(cache.length[0])
+    with pytest.warns(errors.QwenrefWarning, match=f"{held} tokens in the cache"):
+        model.generate(first.new_ids[-1:], max_new_tokens=1, cache=cache, sampler=WARM)
+
+
+# Log-probabilities
+
+
+def reference(logits):
+    z = np.asarray(logits, np.float64)
+    return z - np.log(np.exp(z - z.max()).sum()) - z.max()
+
+
+def test_raw_log_probabilities_are_those_of_the_logits_chosen_top_and_prompt(model):
+    ids = STORY["prompt_ids"]
+    whole = model(ids + STORY["output_ids"][:5]).logits[0]
+    out = model.generate(ids, max_new_tokens=6, return_logprobs="raw", top_logprobs=4, prompt_logprobs=True)
+    found = out.logprobs
+    assert found.kind == "raw" and found.chosen.shape == (6,) and found.top.shape == found.top_ids.shape == (6, 4)
+    assert np.isnan(found.prompt[0]) and np.isnan(found.prompt_top[0]).all() and (found.prompt_top_ids[0] == -1).all()
+    chosen, top = np.append(found.prompt, found.chosen)[1:], np.concatenate([found.prompt_top, found.top])[1:]
+    top_ids = np.concatenate([found.prompt_top_ids, found.top_ids])[1:]
+    for at, following in enumerate((ids + out.new_ids)[1:]):
+        expected = reference(whole[at])
+        # Logits below 100 are rounded to 2**-47 at most by each of three subtractions and a logarithm.
+        np.testing.assert_allclose(chosen[at], expected[following], rtol=0, atol=4 * 2.0**-47)
+        assert top_ids[at].tolist() == np.argsort(-expected, kind="stable")[:4].tolist()
+        np.testing.assert_allclose(top[at], expected[top_ids[at]], rtol=0, atol=4 * 2.0**-47)
+    np.testing.assert_array_equal(found.top[:, 0], found.chosen)  # greedy
+
+
+def test_a_prompt_alone_can_be_scored_in_pieces_of_any_size(model, monkeypatch):
+    ids, options = [SUM["prompt_ids"], [5] * len(SUM["prompt_ids"])], {"max_new_tokens": 0, "prompt_logprobs": True}
+    mask = [[1] * len(ids[0]), [0] * 9 + [1] * (len(ids[0]) - 9)]
+    out = model.generate(ids, attention_mask=mask, return_logprobs="raw", top_logprobs=2, **options)
+    assert out.new_ids == [[], []] and out.steps == 1 and out.logprobs[0].chosen.shape == (0,)
+    assert len(out.logprobs[0].prompt) == len(ids[0]) and len(out.logprobs[1].prompt) == len(ids[0]) - 9
+    monkeypatch.setattr(generate_module, "PROMPT_LOGITS", 4 * 2 * 1280)
+    pieces = model.generate(ids, attention_mask=mask, return_logprobs="raw", top_logprobs=2, **options)
+    assert pieces.steps == -(-len(ids[0]) // 4) > 3
+    for one, other in zip(out.logprobs, pieces.logprobs, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_processed_log_probabilities_of_greedy_are_certain(model):
+    found = model.generate(SUM["prompt_ids"], max_new_tokens=3, return_logprobs="processed", top_logprobs=2).logprobs
+    assert found.kind == "processed" and found.chosen.tolist() == [0, 0, 0] and found.prompt is None
+    assert np.isneginf(found.top[:, 1]).all()
+    assert model.generate(SUM["prompt_ids"], max_new_tokens=1).logprobs is None
 
 
 # Without a tokenizer, and refusals
@@ -335,6 +474,12 @@ def test_a_model_without_files_takes_ids_and_gives_ids(model):
         ([[1, 2]], {"attention_mask": [[1, 1, 1]]}, errors.ShapeError, "attention_mask"),
         ([[1, 2], [1, 2]], {"streamer": print}, errors.InputError, "one row"),
         ([1], {"max_tokens": 3}, TypeError, "max_tokens"),
+        ([1], {"return_logprobs": True}, errors.InputError, "'raw' or 'processed'"),
+        ([1], {"top_logprobs": 2}, errors.InputError, "need return_logprobs"),
+        ([1], {"return_logprobs": "raw", "top_logprobs": 1281}, errors.InputError, "top_logprobs 1281"),
+        ([1], {"seed": -1}, errors.InputError, "seed -1"),
+        ([[1], [2]], {"row_keys": [1]}, errors.ShapeError, "1 keys"),
+        ([1], {"row_keys": [0.5]}, errors.InputError, "row key 0.5"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_and_the_model_goes_on(model, ids, options, kind, words):

@@ -12,7 +12,8 @@ import transformers
 
 import qwenref
 from qwenref import Sampler, errors, sampling
-from qwenref.sampling import generator, log_softmax, pick, top
+from qwenref.logprobs import log_softmax, top
+from qwenref.sampling import generator, pick
 
 ORDERS = ("hf", "vllm", "llama.cpp", "sglang")
 
@@ -355,8 +356,9 @@ def test_log_softmax_and_top():
     expected = torch.tensor(logits, dtype=torch.float64).log_softmax(-1).numpy()
     np.testing.assert_allclose(log_softmax(logits), expected, rtol=1e-13)
     assert log_softmax(np.array([0.0, -np.inf])).tolist() == [0.0, -np.inf]
-    ids, values = top(np.array([[0.0, 2.0, 1.0, 2.0]]), 3)
-    assert ids.tolist() == [[1, 3, 2]] and values.tolist() == [[2.0, 2.0, 1.0]]
+    for k, expected in ((0, []), (1, [1]), (2, [1, 3]), (3, [1, 3, 2]), (4, [1, 3, 2, 0])):
+        ids, values = top(np.array([0.0, 2.0, 1.0, 2.0]), k)
+        assert ids.tolist() == expected and values.tolist() == [[0.0, 2.0, 1.0, 2.0][id] for id in expected]
 
 
 # A checkpoint's own settings
