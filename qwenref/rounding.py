@@ -116,7 +116,7 @@ def _rounds(name, op, doc):
     )
 
 
-# ---- weights and products ------------------------------------------------------------------------------------------
+# ---- products ------------------------------------------------------------------------------------------------------
 
 _ORDERS = {
     "split2": {"parts": 2},
@@ -153,33 +153,6 @@ def _matmul(choice, get, base):
         return {"linear": base.get("linear_blas")}
     parts, order = base.get("linear_parts"), _ORDERS[choice]
     return {"linear": lambda x, w, b=None: parts(x, w, b, **order)}
-
-
-_PARAMETERS = {  # op -> places of its parameters among the arguments
-    "linear": (1, 2), "rms_norm": (1,), "rms_norm_gated": (2,), "delta_decay": (1, 2), "causal_conv1d": (1,),
-}  # fmt: skip
-
-
-@point(
-    "parameters",
-    "embedding linear rms_norm rms_norm_gated delta_decay causal_conv1d",
-    stored="as stored in the file, each in its own dtype",
-    bf16="every parameter in bf16, those the file holds in float32 too",
-)
-def _parameters(choice, get, base):
-    def narrow(inner, places):
-        def call(*args, **kwargs):
-            return inner(*(_narrowed(a, choice) if i in places else a for i, a in enumerate(args)), **kwargs)
-
-        return call
-
-    narrowed = {op: narrow(get(op), places) for op, places in _PARAMETERS.items()}
-    return narrowed | _rounded("embedding", choice, get, base)  # rows, rather than the whole table
-
-
-def _narrowed(array, choice):
-    """A wider array in the 16-bit format; what is narrow already, or missing, stays as it is."""
-    return array.astype(_FORMATS[choice]) if isinstance(array, np.ndarray) and array.dtype in _WIDER else array
 
 
 _rounds("linear", "linear", "every projection, bias added before,")
@@ -355,3 +328,33 @@ def _gated_norm(choice, get, base):
         return to(weighted * silu(z))
 
     return {"rms_norm_gated": rms_norm_gated}
+
+
+# ---- parameters ----------------------------------------------------------------------------------------------------
+
+# Last, so that it is around whatever has taken the place of an op.
+_PARAMETERS = {  # op -> places of its parameters among the arguments
+    "linear": (1, 2), "rms_norm": (1,), "rms_norm_gated": (2,), "delta_decay": (1, 2), "causal_conv1d": (1,),
+}  # fmt: skip
+
+
+@point(
+    "parameters",
+    "embedding linear rms_norm rms_norm_gated delta_decay causal_conv1d",
+    stored="as stored in the file, each in its own dtype",
+    bf16="every parameter in bf16, those the file holds in float32 too",
+)
+def _parameters(choice, get, base):
+    def narrow(inner, places):
+        def call(*args, **kwargs):
+            return inner(*(_narrowed(a, choice) if i in places else a for i, a in enumerate(args)), **kwargs)
+
+        return call
+
+    narrowed = {op: narrow(get(op), places) for op, places in _PARAMETERS.items()}
+    return narrowed | _rounded("embedding", choice, get, base)  # rows, rather than the whole table
+
+
+def _narrowed(array, choice):
+    """A wider array in the 16-bit format; what is narrow already, or missing, stays as it is."""
+    return array.astype(_FORMATS[choice]) if isinstance(array, np.ndarray) and array.dtype in _WIDER else array
