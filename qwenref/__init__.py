@@ -44,6 +44,7 @@ from qwenref.trace import trace
 from qwenref.weights import to_torch_state_dict
 
 if TYPE_CHECKING:
+    from qwenref.answers import Answer, parse, round_trip
     from qwenref.experiments import ablate, patch
     from qwenref.guard import check_finite
     from qwenref.lens import Lens, logit_lens
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 # What not every session needs is imported when it is first asked for.
 _LATER = {
+    "Answer": "answers",
     "Lens": "lens",
     "Sampler": "sampling",
     "States": "states",
@@ -59,7 +61,9 @@ _LATER = {
     "check_finite": "guard",
     "export_states": "states",
     "logit_lens": "lens",
+    "parse": "answers",
     "patch": "experiments",
+    "round_trip": "answers",
 }
 
 
@@ -98,6 +102,7 @@ def render(model, messages, **options):
 
 __all__ = [
     "MLP",
+    "Answer",
     "Attention",
     "BudgetExceeded",
     "Cache",
@@ -151,8 +156,10 @@ __all__ = [
     "numerics",
     "ops",
     "parameters",
+    "parse",
     "patch",
     "render",
+    "round_trip",
     "set_num_threads",
     "show_config",
     "to_torch_state_dict",

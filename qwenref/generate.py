@@ -1,6 +1,6 @@
-"""Continue a prompt token by token through a cache: stop rules, streaming, and the answer with the reason it ended.
+"""Continue a prompt token by token through a cache, by which rules to choose and when to stop.
 
-Chooses tokens and keeps text; knows nothing of how logits come about.
+Knows nothing of how logits come about, nor of how the text is kept (`generation.py`).
 """
 
 import operator
@@ -12,6 +12,7 @@ import numpy as np
 from qwenref import ops
 from qwenref.cache import Cache
 from qwenref.errors import CapabilityMissing, InputError, NonFiniteError, QwenrefWarning, ShapeError, compose
+from qwenref.generation import Generation, Row
 from qwenref.inputs import checked_ids, checked_mask
 from qwenref.logprobs import Recorder, checked_options
 from qwenref.numerics import unless_chosen
@@ -26,124 +27,6 @@ class Rendered(NamedTuple):
 
     text: str
     ids: list
-
-
-class Generation:
-    """What a prompt was continued with.
-
-    ids      prompt and new ids, pads left out          new_ids   the new ones, with the id that ended the text
-    text     the new text, special tokens left out and cut before a stop string; None without a tokenizer
-    finish   why it ended, in words                     steps     calls of the model
-    logits   float32 [new, vocab] when asked for, else None
-    logprobs         `Logprobs` when asked for, else None
-    masked           int64 [n]: logit rows that could not be drawn, because no token belongs to them
-    masked_mass      the largest probability the model gave them at any token; a right model gives them next to none
-
-    From a 2-D input every field but `steps` is a list with one entry per row, and `rows` are the rows alone.
-    """
-
-    def __init__(self, rows, steps, single):
-        self.rows = rows
-        self.steps = steps
-        self._single = single
-
-    ids = property(lambda self: self._field("ids"))
-    new_ids = property(lambda self: self._field("new_ids"))
-    text = property(lambda self: self._field("text"))
-    finish = property(lambda self: self._field("finish"))
-    logits = property(lambda self: self._field("logits"))
-    logprobs = property(lambda self: self._field("logprobs"))
-    masked = property(lambda self: self._field("masked"))
-    masked_mass = property(lambda self: self._field("masked_mass"))
-
-    def _field(self, name):
-        values = [getattr(row, name) for row in self.rows]
-        return values[0] if self._single else values
-
-    def __repr__(self):
-        head = f"Generation · {self.steps:,} step" + ("" if self.steps == 1 else "s")
-        if not self._single:
-            head += f" · {len(self.rows)} rows"
-        return "\n".join(
-            [head, *map(repr, self.rows[:8]), *([f"… {len(self.rows) - 8} more rows"] * (len(self.rows) > 8))]
-        )
-
-    def _repr_html_(self):
-        return f'<div class="qr-generation">{"".join(row._repr_html_() for row in self.rows)}</div>'
-
-
-class Row:
-    """One row of a `Generation`: the same fields, flat."""
-
-    def __init__(self, prompt_ids, tokenizer, stop, streamer, vocab, recorder):
-        self.prompt_ids, self.new_ids = prompt_ids, []
-        self.masked, self.masked_mass = np.empty(0, np.int64), 0.0
-        self.recorder = recorder
-        self.finish = None
-        self._tokenizer, self._stop = tokenizer, stop
-        self._logits = [np.empty((0, vocab), np.float32)] if vocab else None
-        self._text = None if tokenizer is None else _Text(tokenizer, stop.texts, streamer)
-
-    @property
-    def ids(self):
-        return self.prompt_ids + self.new_ids
-
-    @property
-    def text(self):
-        return None if self._text is None else self._text.shown
-
-    @property
-    def logits(self):
-        return None if self._logits is None else np.concatenate(self._logits)
-
-    @property
-    def logprobs(self):
-        return None if self.recorder is None else self.recorder.result()
-
-    def take(self, id, logits, distribution):
-        """One more id, and what it was drawn from; sets `finish` when it ends the text."""
-        self.new_ids.append(id)
-        if distribution is not None:
-            self.masked = distribution.masked
-            self.masked_mass = max(self.masked_mass, distribution.masked_mass)
-        if self.recorder is not None:
-            self.recorder.take(
-                id, logits, np.eye(1, len(logits), id)[0] if distribution is None else distribution.probs
-            )
-        if self._logits is not None:
-            self._logits.append(logits[None].copy())
-        hit = self._text.put(id) if self._text is not None else None
-        if id in self._stop.ids:
-            name = f"{self._tokenizer.token_text(id)} " if self._tokenizer is not None else ""
-            self.finish = f"stop token {name}{id}"
-        elif hit is not None:
-            self.finish = f"stop string {hit!r}"
-
-    def end(self, finish=None):
-        self.finish = self.finish or finish
-        if self._text is not None:
-            self._text.flush()
-
-    def __repr__(self):
-        tokens = f"{len(self.new_ids):,} new token" + ("" if len(self.new_ids) == 1 else "s")
-        head = f"{tokens} after {len(self.prompt_ids):,} · ended by {self.finish}"
-        if len(self.masked):
-            head += (
-                f"\n{len(self.masked):,} logit rows without a token masked, {self.masked_mass:.2g} of the probability"
-            )
-        if self._tokenizer is None:
-            return f"{head}\n▏{self.new_ids[:24]}" + (" …" if len(self.new_ids) > 24 else "")
-        lines = _last_lines(self._tokenizer.decode(self.prompt_ids), 3)
-        new = self.text.splitlines()
-        more = [f"… {len(new) - 12} more lines: .text"] if len(new) > 12 else []
-        return "\n".join([head, *lines, *(f"▏{line}" for line in new[:12]), *more])
-
-    def _repr_html_(self):
-        from html import escape
-
-        prompt = "" if self._tokenizer is None else escape(self._tokenizer.decode(self.prompt_ids))
-        new = escape(str(self.new_ids) if self.text is None else self.text)
-        return f"<pre>{prompt}<b>{new}</b></pre><p>{len(self.new_ids):,} new tokens · {escape(str(self.finish))}</p>"
 
 
 def generate(
@@ -334,61 +217,6 @@ def _end_full_rows(model, cache, rows):
     for row, length in zip(rows, cache.length, strict=True):
         if row.finish is None and length >= limit:
             row.finish = f"context full ({limit:,} tokens, max_position_embeddings)"
-
-
-# Text
-
-
-class _Text:
-    """The text of one row as it grows: whole characters, and nothing that may yet turn out to begin a stop string."""
-
-    def __init__(self, tokenizer, stops, streamer):
-        self._stream = tokenizer.stream(skip_special_tokens=True)
-        self._stops, self._emit = stops, getattr(streamer, "put", streamer)
-        self._pieces, self._held, self._ended = [], "", False
-
-    @property
-    def shown(self):
-        return "".join(self._pieces)
-
-    def put(self, id):
-        """The stop string that this id completes, or None."""
-        self._held += self._stream.put(id)
-        return self._advance()
-
-    def flush(self):
-        """Let out what was held back; called once, at the end."""
-        if not self._ended:
-            self._held += self._stream.flush()
-            self._advance()
-            self._show(len(self._held))
-
-    def _advance(self):
-        found = [(at, text) for text in self._stops if (at := self._held.find(text)) >= 0]
-        if found:
-            at, text = min(found)
-            self._show(at)
-            self._held, self._ended = "", True
-            return text
-        self._show(len(self._held) - max((_overlap(self._held, text) for text in self._stops), default=0))
-        return None
-
-    def _show(self, count):
-        piece, self._held = self._held[:count], self._held[count:]
-        if piece:
-            self._pieces.append(piece)
-            if self._emit is not None:
-                self._emit(piece)
-
-
-def _overlap(text, stop):
-    """Length of the longest end of `text` that begins `stop`, short of all of it."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-def _last_lines(text, limit):
-    lines = text.splitlines()
-    return [f"… {len(lines) - limit} lines before", *lines[-limit:]] if len(lines) > limit else lines
 
 
 # Checking
