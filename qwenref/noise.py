@@ -6,7 +6,7 @@ import numpy as np
 
 from qwenref.errors import InputError, compose
 from qwenref.html import block, table
-from qwenref.inputs import checked_ids
+from qwenref.inputs import checked_ids, checked_mask
 from qwenref.numerics import numerics, profile
 from qwenref.plain import plain
 from qwenref.tree import MIXER_NAMES
@@ -21,23 +21,26 @@ class NoiseFloor:
     `.layers` ("embed", 0, 1, ...) and, per layer, of the residual stream behind it: `.relative` float64 root mean
     square of the difference over that of the values, `.largest` largest absolute difference.  `.logits_relative`,
     `.logits_largest` the same for logits · `.margins` float64 [B, T] distance of the two largest logits under `against`
-    · `.changes` [(row, token)] where the profile's answer is another one · `.near_ties` [(row, token)] whose margin is
-    below twice the largest difference of their logits, closest first: rounding decides there.
+    · `.errors` float64 [B, T] largest difference of their logits · `.answers` int64 [2, B, T] the largest logit's id
+    under `against`, then under the profile · `.changes` [(row, token)] where these differ · `.near_ties` [(row, token)]
+    whose margin is below twice the error, closest first: rounding decides there.  Pads are left out: margin infinity,
+    error 0.
     """
 
-    def __init__(self, model, ids, name, against, layers, logits):
+    def __init__(self, model, ids, name, against, layers, logits, kept):
         self.model, self.input_ids = model, ids
         self.profile, self.against = name, against
         self.layers = ("embed", *range(len(layers) - 1))
         self.kinds = ("", *(MIXER_NAMES[kind].removeprefix("Gated ") for kind in model.text_model.config.layer_types))
-        self.relative = np.array([_relative(*pair) for pair in layers])
-        self.largest = np.array([_largest(*pair) for pair in layers])
+        self.relative = np.array([_relative(found[kept], exact[kept]) for found, exact in layers])
+        self.largest = np.array([_largest(found[kept], exact[kept]) for found, exact in layers])
         found, exact = logits
-        self.logits_relative, self.logits_largest = _relative(found, exact), _largest(found, exact)
+        self.logits_relative = _relative(found[kept], exact[kept])
+        self.logits_largest = _largest(found[kept], exact[kept])
         two = np.partition(exact, -2, axis=-1)[..., -2:]
-        self.margins = two[..., 1] - two[..., 0]
-        self.errors = np.abs(found - exact).max(axis=-1)
-        self.answers = np.stack([exact.argmax(axis=-1), found.argmax(axis=-1)])
+        self.margins = np.where(kept, two[..., 1] - two[..., 0], np.inf)
+        self.errors = np.where(kept, np.abs(found - exact).max(axis=-1), 0)
+        self.answers = np.stack([exact.argmax(axis=-1), np.where(kept[..., None], found, exact).argmax(axis=-1)])
         self.changes = [tuple(map(int, place)) for place in np.argwhere(self.answers[0] != self.answers[1])]
         near = np.argwhere(self.margins < 2 * self.errors)
         self.near_ties = sorted((tuple(map(int, place)) for place in near), key=lambda place: self.margins[place])
@@ -95,8 +98,8 @@ def _relative(found, exact):
     return float(off / scale) if scale > 0 else float(off)
 
 
-def bound(model, input_ids, name="fp32", against="fp64", **options):
-    """See `numerics.bound`."""
+def bound(model, input_ids, name, against, options):
+    """See `numerics.bound`; options {name: value} of the call."""
     name, against = profile(name).name, profile(against).name
     if name == against:
         raise InputError(compose("bound: a profile against itself", found=name, expected="two profiles"))
@@ -107,4 +110,7 @@ def bound(model, input_ids, name="fp32", against="fp64", **options):
             out = model(ids, output_hidden_states=True, **options)
             runs.append(([x.astype(np.float64, copy=False) for x in out.residuals], out.logits.astype(np.float64)))
     (found, found_logits), (exact, exact_logits) = runs
-    return NoiseFloor(model, ids, name, against, list(zip(found, exact, strict=True)), (found_logits, exact_logits))
+    kept = checked_mask(options["attention_mask"], *ids.shape, np.zeros((len(ids), 0), bool))
+    kept = np.ones(ids.shape, bool) if kept is None else kept
+    pairs = list(zip(found, exact, strict=True))
+    return NoiseFloor(model, ids, name, against, pairs, (found_logits, exact_logits), kept)

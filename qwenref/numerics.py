@@ -21,8 +21,11 @@ class Profile(dict):
     """Replacements by op name; an op that is not listed runs as compiled.
 
     `.name` base and choices, from which `profile` makes it again · `.dtype` of activations and state · `.choices`
-    {point: choice} of every point · `.summary` one sentence.
+    {point: choice} of every point · `.summary` one sentence.  There is one object of each name.
     """
+
+    # As a dict, `kv-bf16` would be equal to `fp32`: neither replaces an op.
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
     def __init__(self, name, base, choices, summary):
         replaced, self._stores = rounding.build(base, choices)
@@ -48,6 +51,9 @@ class Profile(dict):
     def __repr__(self):
         return f"<numerics {self.name}: {self.summary}>"
 
+    def _repr_html_(self):
+        return Description(self)._repr_html_()
+
     def __reduce__(self):
         return profile, (self.name,)
 
@@ -63,9 +69,7 @@ def _float64():
         return _C.ops["linear_f64"].compiled(np.asarray(x, np.float64), w, b, **outputs)
 
     definitions = {name: getattr(naive, name) for name in _C.ops}
-    if "linear_f64" in _C.ops:
-        definitions["linear"] = linear
-    return rounding.Base("fp64", np.float64, definitions)
+    return rounding.Base("fp64", np.float64, definitions | {"linear": linear})
 
 
 _BASES = {"fp32": _float32, "fp64": _float64}
@@ -108,29 +112,42 @@ def profile(name):
     """
     if isinstance(name, (Profile, numerics)):
         return getattr(name, "profile", name)
+    return _with_choices(*_parsed(name))
+
+
+def _parsed(name):
+    """(head, {point: choice}) of "head+point=choice+..."."""
     head, *rest = name.split("+") if isinstance(name, str) else (name,)
     if not isinstance(head, str) or head not in _NAMED:
         raise InputError(compose(f"numerics: no profile {head!r}", expected=", ".join(_NAMED)))
-    return _with_choices(head, [part.partition("=")[::2] for part in rest])
+    pairs = [part.partition("=")[::2] for part in rest]
+    own = dict(pairs)
+    if len(own) < len(pairs):
+        raise InputError(compose("numerics: a rounding point twice", found=name, expected="one choice at each"))
+    return head, own
 
 
-def _with_choices(head, pairs):
+def _changed(start, choices):
+    """The profile `start` with other choices at some points."""
+    head, own = _parsed(start.name)
+    return _with_choices(head, {**own, **choices})
+
+
+def _with_choices(head, wanted):
     base, choices, summary = _NAMED[head]
-    own = {}
-    for point, choice in pairs:
+    for point, choice in wanted.items():
         if point not in POINTS:
             raise InputError(compose(f"numerics: no rounding point {point!r}", expected=", ".join(POINTS)))
-        if choice not in POINTS[point].choices:
+        if not isinstance(choice, str) or choice not in POINTS[point].choices:
             expected = ", ".join(POINTS[point].choices)
             raise InputError(compose(f"numerics: {point}: no choice {choice!r}", expected=expected))
-        own[point] = choice
-    own = {p: own[p] for p in POINTS if p in own and own[p] != choices.get(p, POINTS[p].default)}
+    own = {p: wanted[p] for p in POINTS if p in wanted and wanted[p] != choices.get(p, POINTS[p].default)}
     name = "+".join([head, *(f"{point}={choice}" for point, choice in own.items())])
     if name not in _made:
         if base not in _bases:
             _bases[base] = _BASES[base]()
-        said = "; ".join(f"{point}: {POINTS[point].choices[choice]}" for point, choice in own.items())
-        _made[name] = Profile(name, _bases[base], {**choices, **own}, f"{summary}; {said}" if said else summary)
+        said = f"{summary}; changed: {', '.join(own)}" if own else summary
+        _made.setdefault(name, Profile(name, _bases[base], {**choices, **own}, said))  # another thread may be first
     return _made[name]
 
 
@@ -155,11 +172,18 @@ class numerics:
     """`with qwenref.numerics("fp64"): ...` runs every op inside by that profile; it beats a model's own.
 
     Choices change single points: `numerics("fp32", state="bf16", matmul="openblas")`; `numerics.points()` lists them.
+    It holds for the thread or task it was entered in, and may be nested; InputError for names there are not.
+    `.name` and `.profile` say what was chosen.
     """
 
     def __init__(self, name="fp32", **choices):
         start = profile(name)
-        self.profile = profile("+".join([start.name, *(f"{p}={c}" for p, c in choices.items())])) if choices else start
+        self.profile = _changed(start, choices) if choices else start
+
+    @property
+    def name(self):
+        """Base and choices; wherever a profile is asked for by name, this is one."""
+        return self.profile.name
 
     def __enter__(self):
         _outer.set((_C.numerics_var.get(), _outer.get()))
@@ -172,7 +196,10 @@ class numerics:
         _outer.set(outer)
 
     def __repr__(self):
-        return f"numerics({self.profile.name!r})"
+        return f"numerics({self.name!r})"
+
+    def _repr_html_(self):
+        return self.profile._repr_html_()
 
     @staticmethod
     def profiles():
@@ -191,22 +218,25 @@ class numerics:
 
     @staticmethod
     def jitter(seed, dtype="bfloat16", base="fp32"):
-        """A variant that rounds elsewhere and is as right: the same seed gives the same one.
+        """`with qwenref.numerics.jitter(7): ...` rounds elsewhere and is as right: one seed, one variant.
 
         Variants span how far apart two correct implementations come out.  dtype: "bfloat16" for those whose activations
-        are rounded to bf16, "float32" for other orders of summation only.
+        are rounded to bf16, "float32" for other orders of summation only; what they leave open is as in `base`.
         """
         return jitter(seed, dtype, base)
 
     @staticmethod
-    def bound(model, input_ids, name="fp32", against="fp64", **options):
+    def bound(
+        model, input_ids, name="fp32", against="fp64", *, attention_mask=None, position_ids=None, sequence_ids=None
+    ):
         """NoiseFloor: how far, layer by layer, the profile `name` comes out from `against` on these ids [T] or [B, T].
 
-        options are those of a call (attention_mask, position_ids, sequence_ids), without a cache.
+        The options are those of a call.  Pads are left out of every figure.
         """
         from qwenref.noise import bound
 
-        return bound(model, input_ids, name, against, **options)
+        options = {"attention_mask": attention_mask, "position_ids": position_ids, "sequence_ids": sequence_ids}
+        return bound(model, input_ids, name, against, options)
 
 
 class Description:
@@ -273,17 +303,16 @@ _FAMILIES = {"bfloat16": _ROUNDED, "float32": _FREE}
 
 
 def jitter(seed, dtype="bfloat16", base="fp32"):
-    """See `numerics.jitter`."""
+    """The `numerics` of a variant; see `numerics.jitter`."""
     if dtype not in _FAMILIES:
         raise InputError(compose(f"jitter: dtype {dtype!r}", expected=", ".join(_FAMILIES)))
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
         raise InputError(compose(f"jitter: seed {seed!r}", expected="an integer"))
     start, draw = profile(base), random.Random(f"{dtype} {int(seed)}")
     while True:  # the reference itself is no variant of itself
-        drawn = [f"{point}={draw.choice(choices)}" for point, choices in _FAMILIES[dtype].items()]
-        made = profile("+".join([start.name, *drawn]))
+        made = _changed(start, {point: draw.choice(choices) for point, choices in _FAMILIES[dtype].items()})
         if made is not start:
-            return made
+            return numerics(made)
 
 
 class unless_chosen:

@@ -1,5 +1,6 @@
 """Profiles, the points they choose at, variants, and the noise floor."""
 
+import copy
 import pickle
 
 import ml_dtypes
@@ -55,7 +56,22 @@ def test_choices_combine_in_any_order_and_by_either_spelling(model, ids):
     assert profile("hf+linear=float32").choices["linear"] == "float32"
     assert profile("fp32+kv=float32") is profile("fp32")
     assert profile("hf+norm=bf16") is profile("hf")
-    assert pickle.loads(pickle.dumps(made)) is made
+    assert qwenref.numerics(made, kv="fp16").name == "fp32+kv=fp16+state=bf16"
+    for profiles in (made, qwenref.numerics(made)):
+        assert profile(pickle.loads(pickle.dumps(profiles))) is made and profile(copy.deepcopy(profiles)) is made
+
+
+def test_profiles_are_equal_only_to_themselves():
+    assert len({profile(name) for name in qwenref.numerics.profiles()}) == len(qwenref.numerics.profiles())
+    assert profile("fp32") != profile("kv-bf16") and profile("kv-bf16") == profile("kv-bf16")
+    assert qwenref.numerics("fp64").name == "fp64" == repr(qwenref.numerics("fp64"))[len("numerics('") : -2]
+
+
+def test_a_profile_shows_itself_as_its_table():
+    chosen = qwenref.numerics("fp32", kv="bf16", state="bf16")
+    assert repr(chosen.profile).endswith("the reference; changed: kv, state>")
+    described = qwenref.numerics.describe(chosen)._repr_html_()
+    assert "* kv" in described and chosen._repr_html_() == chosen.profile._repr_html_() == described
 
 
 @pytest.mark.parametrize("name", [name for name in qwenref.numerics.profiles() if name != "fp32"])
@@ -76,6 +92,9 @@ def test_a_model_takes_a_profile_by_name(model, ids, name):
         ("fp32+kv", {}, "kv: no choice ''"),
         ("fp32", {"cache": "bf16"}, "no rounding point 'cache'"),
         ("fp32", {"kv": "fp8"}, "kv: no choice 'fp8'"),
+        ("fp32", {"kv": ["bf16"]}, "kv: no choice"),
+        ("fp32", {"kv": "bf16+norm=bf16"}, "kv: no choice 'bf16.norm=bf16'"),
+        ("fp32+kv=bf16+kv=fp16", {}, "a rounding point twice"),
         ("hf+norm=fp16+nrm=fp16", {}, "no rounding point 'nrm'"),
     ],
 )
@@ -230,6 +249,9 @@ def test_variants_differ_and_come_again(model, ids, dtype):
     assert len({m.name for m in made}) >= 6
     expected = logits(model, ids)
     scale = np.abs(expected).max()
+    with made[0]:
+        inside = model(ids).logits
+    assert inside.tobytes() == logits(model, ids, made[0].name).tobytes()
     for variant in made:
         off = np.abs(logits(model, ids, variant) - expected).max() / scale
         assert 0 < off < (0.5 if dtype == "bfloat16" else 1e-4), variant.name
@@ -271,6 +293,18 @@ def test_near_ties_are_listed_with_their_margins(model, ids):
         head[...] = before
     assert len(floor.near_ties) == ids.size and floor.margins.max() == 0 and not floor.changes
     assert f"{ids.size} near ties" in repr(floor) and "more: .near_ties" in repr(floor)
+
+
+def test_pads_are_left_out_of_the_noise_floor(model, ids):
+    mask = np.ones(ids.shape, np.int64)
+    mask[0, :40] = 0
+    floor = qwenref.numerics.bound(model, ids, "hf", attention_mask=mask)
+    other = np.where(mask, ids, (ids + 1) % 200)
+    again = qwenref.numerics.bound(model, other, "hf", attention_mask=mask)
+    assert repr(floor) == repr(again) and floor.relative.tobytes() == again.relative.tobytes()
+    assert np.isinf(floor.margins[0, :40]).all() and not floor.errors[0, :40].any()
+    assert np.isfinite(floor.margins[mask == 1]).all() and floor.near_ties
+    assert all(mask[place] for place in floor.near_ties + floor.changes)
 
 
 def test_a_floor_needs_two_profiles(model, ids):
