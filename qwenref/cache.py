@@ -158,7 +158,9 @@ class Cache:
 
     `.length` int64 [B] tokens remembered per row, pads not counted · `.mask` bool [B, columns] what was fed ·
     `.layers[i]` the arrays of layer i · `.rope_deltas` int64 [B] · `.nbytes` bytes of all arrays in use.
-    Its arrays have the dtype of the numerics profile of the first call.  One call at a time is made on a cache.
+    Its arrays have the dtype of the numerics profile of the first call, and a later call under a profile of another
+    dtype is refused.  One of the same dtype goes on from what is there, rounded as the earlier one rounded it.  One
+    call at a time is made on a cache.
 
     With `snapshot_every=n` the states of every row are kept after each n of its tokens, wherever in a call they come,
     so that `crop` can go back.  One snapshot of one row costs the windows and states of the DeltaNet layers,

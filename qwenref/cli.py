@@ -93,7 +93,7 @@ def generate(options):
     seconds = time.perf_counter() - began
     facts = {
         "model": options.model,
-        "numerics": options.numerics,
+        "numerics": model.numerics,
         "prompt": prompt,
         "prompt_ids": ids,
         "text": out.text,
@@ -170,6 +170,9 @@ def _add_inspect(verbs):
     verb.add_argument("--tensors", metavar="GLOB", help="tensors on disk: name, dtype, shape, file @ offset")
 
 
+_NUMERICS = "fp32 (default), fp64, hf, hf-5.12, fla, state-bf16, kv-bf16 or chunk64; choices follow: fp32+kv=bf16"
+
+
 def _add_generate(verbs):
     example = 'qwenref generate tiny "How much is 31 plus 23?"'
     verb = _verb(verbs, "generate", generate, example, "Continue a prompt greedily; text streams to standard output.")
@@ -181,7 +184,7 @@ def _add_generate(verbs):
     verb.add_argument(
         "--max-new-tokens", type=_number("--max-new-tokens", 0), default=256, metavar="N", help="default 256"
     )
-    verb.add_argument("--numerics", default="fp32", metavar="P", help="fp32 (default) or another named profile")
+    verb.add_argument("--numerics", default="fp32", metavar="P", help=_NUMERICS)
     verb.add_argument("--stats", action="store_true", help="tokens, time and why it ended, on standard error")
 
 

@@ -1,7 +1,9 @@
 """Profiles, the points they choose at, variants, and the noise floor."""
 
 import copy
+import json
 import pickle
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from text_configs import CONFIGS
 
 import qwenref
-from qwenref import ops
+from qwenref import cli, ops
 from qwenref.numerics import profile
 
 POINTS = qwenref.numerics.points()
@@ -114,6 +116,38 @@ def test_a_description_has_a_row_per_point_and_marks_what_is_chosen(name):
     assert chosen.summary in str(described).splitlines()[0] and chosen.summary.split("'")[0] in described._repr_html_()
     named = {op for row in described.rows for op in row[1].split() if op != "-"}
     assert named <= set(ops.names())
+
+
+def test_the_readme_and_the_command_line_name_every_profile(capsys):
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+    listed = readme.split("| profile |")[1].split("\n\n")[0].splitlines()[2:]
+    names = qwenref.numerics.profiles()
+    assert listed == [f"| `{name}` | {profile(name).summary} |" for name in names]
+    assert cli.main(["generate", "--help"]) == 0
+    written = "".join(capsys.readouterr().out.split())  # lines break at hyphens too
+    assert f"fp32(default),{','.join(names[1:-1])}or{names[-1]};choicesfollow:fp32+kv=bf16" in written
+
+
+def test_the_command_line_takes_choices(capsys):
+    words = ["generate", "tiny", "Once", "--raw", "--max-new-tokens", "2", "--json", "--numerics"]
+    assert cli.main([*words, "fp32+state=bf16+kv=bf16"]) == 0
+    assert json.loads(capsys.readouterr().out)["numerics"] == "fp32+kv=bf16+state=bf16"
+    assert cli.main([*words, "fp32+kv=bf15"]) == cli.BAD_INPUT
+    assert "kv: no choice 'bf15'" in capsys.readouterr().err
+
+
+def test_a_cache_goes_on_under_another_profile_of_the_same_dtype_and_no_other(model, ids):
+    cache = qwenref.Cache(model, batch=2)
+    model(ids[:, :5], cache=cache)
+    before = {n: x.copy() for n, x in cache.layers[-1].arrays().items()}
+    with qwenref.numerics("fp64"), pytest.raises(qwenref.InputError, match="another numerics profile"):
+        model(ids[:, 5:], cache=cache)
+    with qwenref.numerics("kv-bf16"):
+        model(ids[:, 5:], cache=cache)
+    after = cache.layers[-1].arrays()
+    for name in ("keys", "values"):
+        assert after[name][:, :, :5].tobytes() == before[name].tobytes() and not in_bf16(after[name][:, :, :5])
+        assert in_bf16(after[name][:, :, 5:])
 
 
 # ---------------------------------------------------------------------------------------------- every choice
