@@ -191,9 +191,11 @@ class numerics:
         return self.profile
 
     def __exit__(self, *exception):
-        before, outer = _outer.get()
-        _C.numerics_var.set(before)
-        _outer.set(outer)
+        entered = _outer.get()
+        if entered is not None:  # else a generator that another thread closes: there is nothing to undo here
+            before, outer = entered
+            _C.numerics_var.set(before)
+            _outer.set(outer)
 
     def __repr__(self):
         return f"numerics({self.name!r})"

@@ -1,8 +1,11 @@
 """Profiles, the points they choose at, variants, and the noise floor."""
 
+import asyncio
+import contextvars
 import copy
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -12,7 +15,7 @@ from text_configs import CONFIGS
 
 import qwenref
 from qwenref import cli, ops
-from qwenref.numerics import profile
+from qwenref.numerics import active, profile
 
 POINTS = qwenref.numerics.points()
 
@@ -67,6 +70,52 @@ def test_profiles_are_equal_only_to_themselves():
     assert len({profile(name) for name in qwenref.numerics.profiles()}) == len(qwenref.numerics.profiles())
     assert profile("fp32") != profile("kv-bf16") and profile("kv-bf16") == profile("kv-bf16")
     assert qwenref.numerics("fp64").name == "fp64" == repr(qwenref.numerics("fp64"))[len("numerics('") : -2]
+
+
+def test_profiles_nest_and_end_with_their_block():
+    one = qwenref.numerics("hf")
+    with one as entered:
+        assert entered is active() is profile("hf")
+        with pytest.raises(ZeroDivisionError), qwenref.numerics("fp64"), one:
+            assert active().name == "hf"
+            with qwenref.numerics("fp32"):
+                assert active().name == "fp32"
+            1 / 0  # noqa: B018
+        assert active().name == "hf"
+    assert active().name == "fp32"
+
+
+def test_a_profile_holds_in_its_thread_and_task_alone(model, ids):
+    one, expected = qwenref.numerics("fp64"), logits(model, ids)
+
+    async def chosen(start, name):
+        with qwenref.numerics(name):
+            start.set()
+            await asyncio.sleep(0)
+            return active().name
+
+    async def both():
+        first, second = asyncio.Event(), asyncio.Event()
+        tasks = [asyncio.create_task(chosen(*pair)) for pair in ((first, "hf"), (second, "fla"))]
+        await first.wait()
+        await second.wait()
+        return active().name, await asyncio.gather(*tasks)
+
+    with ThreadPoolExecutor(2) as pool, one:
+        assert pool.submit(active).result().name == "fp32"
+        assert pool.submit(logits, model, ids, one).result().dtype == np.float64
+        assert pool.submit(lambda: model(ids).logits.tobytes()).result() == expected.tobytes()
+        assert pool.submit(contextvars.copy_context().run, active).result().name == "fp64"
+        assert asyncio.run(both()) == ("fp64", ["hf", "fla"])
+
+        def steps():
+            with qwenref.numerics("hf"):
+                yield
+
+        left_open = contextvars.Context().run(lambda: (made := steps(), next(made)))[0]
+        pool.submit(left_open.close).result()
+        assert active().name == "fp64"
+    assert active().name == "fp32"
 
 
 def test_a_profile_shows_itself_as_its_table():
