@@ -112,5 +112,7 @@ def bound(model, input_ids, name, against, options):
     (found, found_logits), (exact, exact_logits) = runs
     kept = checked_mask(options["attention_mask"], *ids.shape, np.zeros((len(ids), 0), bool))
     kept = np.ones(ids.shape, bool) if kept is None else kept
+    if not kept.any():
+        raise InputError(compose("bound: attention_mask", found="pads only", expected="a token"))
     pairs = list(zip(found, exact, strict=True))
     return NoiseFloor(model, ids, name, against, pairs, (found_logits, exact_logits), kept)

@@ -7,9 +7,11 @@ import numpy as np
 
 from qwenref.cache import NO_SEQUENCE, AttentionLayerCache, Cache, _text_config
 from qwenref.errors import InputError, compose
-from qwenref.inputs import hidden_or_ids
+from qwenref.inputs import hidden_or_ids, refuse_unknown
+from qwenref.numerics import unless_chosen
 
 _ORDERS = ("hf", "gguf")
+_OPTIONS = ("attention_mask", "position_ids", "sequence_ids", "inputs_embeds")
 
 
 class States(dict):
@@ -124,13 +126,15 @@ def export_states(model, input_ids, tokens, path=None, order="hf", **options):
     """States of every layer after chosen numbers of tokens, from one run: a `States`, also written to `path` if given.
 
     `tokens` is a number or a list; 64 means that 64 tokens of each row have been read: the state that
-    `capture(model, "layers.0.linear_attn.state@63")` sees.  Pads do not count.  `options` go to the model
-    (attention_mask, sequence_ids, ...).  Nothing depends on which tokens are chosen.
+    `capture(model, "layers.0.linear_attn.state@63")` sees.  Pads do not count.  `options` go to the model:
+    attention_mask, position_ids, sequence_ids, inputs_embeds.  Nothing depends on which tokens are chosen.
     """
     _checked_order(order)
-    ids, embeds = hidden_or_ids(
-        model.config.text_config, input_ids, options.pop("inputs_embeds", None), "export_states"
-    )
+    refuse_unknown([name for name in options if name not in _OPTIONS], _OPTIONS)
+    with unless_chosen(model.numerics):
+        ids, embeds = hidden_or_ids(
+            model.config.text_config, input_ids, options.pop("inputs_embeds", None), "export_states"
+        )
     rows = len(embeds if ids is None else ids)
     numbers = np.unique(np.atleast_1d(np.asarray(tokens)))
     if numbers.dtype.kind not in "iu" or numbers.size == 0 or numbers[0] < 1:

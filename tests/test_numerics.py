@@ -393,3 +393,7 @@ def test_pads_are_left_out_of_the_noise_floor(model, ids):
 def test_a_floor_needs_two_profiles(model, ids):
     with pytest.raises(qwenref.InputError, match="against itself"):
         qwenref.numerics.bound(model, ids, "fp64")
+    with pytest.raises(qwenref.InputError, match="pads only"):
+        qwenref.numerics.bound(model, ids, attention_mask=np.zeros_like(ids))
+    with pytest.raises(TypeError, match="cache"):
+        qwenref.numerics.bound(model, ids, cache=qwenref.Cache(model, batch=2))

@@ -150,6 +150,9 @@ def test_the_models_own_profile_and_one_row(one, ids):
         assert {n: a.tobytes() for n, a in states.items()} == {n: a.tobytes() for n, a in wanted.items()}
         assert states.dtype == np.float64 == states["layers.0.recurrent_state"].dtype
         assert one(ids[:1, 9:12], cache=states.cache(9)).logits.dtype == np.float64
+        embeds = one.model.embed_tokens.weight[ids[:1]].astype(np.float64)
+        states = qwenref.export_states(one, None, (9, 3), inputs_embeds=embeds)
+        assert {n: a.tobytes() for n, a in states.items()} == {n: a.tobytes() for n, a in wanted.items()}
     finally:
         one.numerics = "fp32"
 
@@ -186,6 +189,8 @@ def test_refused(one, ids, tmp_path):
     with pytest.raises(InputError, match="states: order 'tiled'\n    expected 'hf' or 'gguf'"):
         qwenref.export_states(one, ids, 3, path=tmp_path / "s", order="tiled")
     assert not any(tmp_path.iterdir())
+    with pytest.raises(TypeError, match="^unexpected 'cache'"):
+        qwenref.export_states(one, ids, 3, cache=qwenref.Cache(one, batch=2))
     states = qwenref.export_states(one, ids, [3, 5], path=tmp_path / "s")
     with pytest.raises(InputError, match=r"no states after 4 tokens\n    expected \[3, 5\]"):
         states.cache(4)
