@@ -48,8 +48,10 @@ if TYPE_CHECKING:
     from qwenref.experiments import ablate, patch
     from qwenref.guard import check_finite
     from qwenref.lens import Lens, logit_lens
+    from qwenref.rendering import first_difference
     from qwenref.sampling import Sampler
     from qwenref.states import States, export_states
+    from qwenref.tokenizer_facts import compare_tokenizers
 
 # What not every session needs is imported when it is first asked for.
 _LATER = {
@@ -59,7 +61,9 @@ _LATER = {
     "States": "states",
     "ablate": "experiments",
     "check_finite": "guard",
+    "compare_tokenizers": "tokenizer_facts",
     "export_states": "states",
+    "first_difference": "rendering",
     "logit_lens": "lens",
     "parse": "answers",
     "patch": "experiments",
@@ -145,8 +149,10 @@ __all__ = [
     "capture",
     "check_finite",
     "clear_hooks",
+    "compare_tokenizers",
     "edit",
     "export_states",
+    "first_difference",
     "from_config",
     "from_pretrained",
     "get_num_threads",

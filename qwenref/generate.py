@@ -9,24 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwenref import ops
+from qwenref import ops, rendering
 from qwenref.cache import Cache
 from qwenref.errors import CapabilityMissing, InputError, NonFiniteError, QwenrefWarning, ShapeError, compose
 from qwenref.generation import Generation, Row
 from qwenref.inputs import checked_ids, checked_mask
 from qwenref.logprobs import Recorder, checked_options
 from qwenref.numerics import unless_chosen
+from qwenref.rendering import Rendered  # noqa: F401 - what `render` returns
 from qwenref.sampling import generator, pick
 from qwenref.tokenizer import find_stop_ids
 
 PROMPT_LOGITS = 2**22  # how many logits of a prompt are held at a time while it is scored
-
-
-class Rendered(NamedTuple):
-    """A prompt as `text` and as `ids`."""
-
-    text: str
-    ids: list
 
 
 def generate(
@@ -135,14 +129,13 @@ def chat(model, messages, tools=None, enable_thinking=None, **options):
     return generate(model, ids, **options)
 
 
-def render(model, messages, tools=None, add_generation_prompt=True, enable_thinking=None, **variables):
-    """The exact prompt of a conversation: `.text` and `.ids`, or `text, ids = render(...)`.
+def render(model, messages, tools=None, add_generation_prompt=None, enable_thinking=None, **variables):
+    """The exact prompt of a conversation: `text, ids = render(...)`, with more in the `Rendered` it is.
 
-    `model` is a model or a Tokenizer.  enable_thinking=None leaves the choice to the template.
+    `model` is a model or a Tokenizer; for the options see `ChatTemplate.render`.
     """
-    tokenizer = getattr(model, "tokenizer", model)
-    text = tokenizer.render(messages, tools, add_generation_prompt, enable_thinking, **variables)
-    return Rendered(text, tokenizer.encode(text, add_special_tokens=False))
+    options = {"add_generation_prompt": add_generation_prompt, "enable_thinking": enable_thinking, **variables}
+    return rendering.render(getattr(model, "tokenizer", model), messages, tools, **options)
 
 
 # Choosing

@@ -9,12 +9,14 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from qwenref.errors import CheckpointError, InputError, TemplateError, compose
 from qwenref.hub import read_json
 
+_TAG = "\U0010fffd\U0010fffc "  # stands where a continued message ends; no text uses these two
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -60,6 +62,23 @@ def _named_templates(value, path):
     )
 
 
+class Run(NamedTuple):
+    """What a template made, and of what."""
+
+    text: str
+    values: dict
+    template: "ChatTemplate"
+
+    def effective_thinking(self):
+        """Whether the model is asked to think, by what the text is with the switch on and off.
+
+        None where the switch changes nothing: the template has none, or the text has no place for it.
+        """
+        on, off = (self.template.fill({**self.values, "enable_thinking": choice}) for choice in (True, False))
+        mine = self.template.fill(self.values)
+        return None if on == off or mine not in (on, off) else mine == on
+
+
 class ChatTemplate:
     """One compiled chat template.  `render(messages, ...)` gives the exact prompt text."""
 
@@ -78,23 +97,100 @@ class ChatTemplate:
     def __repr__(self):
         return f"ChatTemplate({len(self.source):,} characters from {self.where})"
 
-    def render(self, messages, tools=None, add_generation_prompt=True, enable_thinking=None, **variables):
+    def render(
+        self,
+        messages,
+        tools=None,
+        add_generation_prompt=None,
+        enable_thinking=None,
+        continue_final_message=False,
+        **variables,
+    ):
         """The prompt text of a conversation.
 
         messages   a list of {"role", "content", ...}; further keys are the template's business
         tools      a list of JSON schemas, or None
         enable_thinking=None leaves the choice to the template, which differs between checkpoints of one family
+        add_generation_prompt   None is True, but not where a message is continued
+        continue_final_message  True, or the name of a key of the last message: the text ends inside that message,
+                   after its content (its last text, of a content of parts), as written by an assistant so far
         variables  anything else the template reads; they beat the checkpoint's special tokens of the same name
         """
+        return self.run(
+            messages, tools, add_generation_prompt, enable_thinking, continue_final_message, **variables
+        ).text
+
+    def run(
+        self,
+        messages,
+        tools=None,
+        add_generation_prompt=None,
+        enable_thinking=None,
+        continue_final_message=False,
+        **variables,
+    ):
+        """The same as a `Run`, which knows the values the template saw."""
         messages = _check_messages(messages)
+        if continue_final_message:
+            if add_generation_prompt:
+                raise InputError(
+                    compose(
+                        "render: continue_final_message and add_generation_prompt",
+                        expected="one of them: the first goes on with a message, the second begins one",
+                    )
+                )
+            name = continue_final_message if isinstance(continue_final_message, str) else "content"
+            messages = [*messages[:-1], self._tagged(messages[-1], name, len(messages) - 1)]
         values = {**self.special_tokens, "documents": None, **_plain(variables)}
         if enable_thinking is not None:
             values["enable_thinking"] = bool(enable_thinking)
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         values.update(messages=messages, tools=_check_tools(tools), add_generation_prompt=bool(add_generation_prompt))
+        text = self.fill(values)
+        return Run(self._cut(text, messages) if continue_final_message else text, values, self)
+
+    def fill(self, values):
+        """The template filled in with all the values it reads."""
         try:
             return self._compiled.render(values)
         except Exception as error:  # a template is a program of the checkpoint and may fail in any way
-            raise self._explain(error, messages) from error
+            raise self._explain(error, values["messages"]) from error
+
+    def pieces(self, values):
+        """The pieces of text that `fill` joins, each with the message and the tool the template was looking at.
+
+        [(text, index of a message or None, index of a tool or None), ...].  Read off the template's own loop
+        variables while it is halted at the piece, so nothing about it has to be known.
+        """
+        messages = {id(message): at for at, message in enumerate(values["messages"])}
+        tools = {id(tool): at for at, tool in enumerate(values["tools"] or ())}
+        running = self._compiled.root_render_func(self._compiled.new_context(values))
+        return [(text, _looked_at(running, messages), _looked_at(running, tools)) for text in running]
+
+    def _tagged(self, message, name, at):
+        found = message.get(name)
+        if isinstance(found, str):
+            names = (
+                [key for key in _REASONING_NAMES if message.get(key) == found] if name in _REASONING_NAMES else [name]
+            )
+            if any(key in self.source for key in names):
+                return {**message, **dict.fromkeys(names, found + _TAG)}
+        if isinstance(found, (list, tuple)) and name in self.source:
+            last = next((i for i in reversed(range(len(found))) if "text" in found[i]), None)
+            if last is not None:
+                part = {**found[last], "text": found[last]["text"] + _TAG}
+                return {**message, name: [*found[:last], part, *found[last + 1 :]]}
+        raise _cannot_continue(at, f"no text {name!r} that the template reads", ", ".join(sorted(message)))
+
+    def _cut(self, text, messages):
+        at = text.rfind(_TAG[:-1])
+        if at < 0:
+            raise _cannot_continue(
+                len(messages) - 1, "the template leaves its end out", f"role {messages[-1]['role']!r}"
+            )
+        # The blank that ends the tag is gone where the template trims: then it trims the message, too.
+        return text[:at] if text.startswith(_TAG, at) else text[:at].rstrip()
 
     def _explain(self, error, messages):
         at = _message_of(error, messages)
@@ -106,6 +202,26 @@ class ChatTemplate:
         )
         wrapped.message_index = at
         return wrapped
+
+
+def _cannot_continue(at, why, found):
+    error = TemplateError(
+        compose(f"chat template, messages[{at}]: cannot be continued: {why}", found=found, do="continue by ids instead")
+    )
+    error.message_index = at
+    return error
+
+
+def _looked_at(running, index):
+    """Which of the objects of `index` the innermost loop of a halted template is at, or None."""
+    found = {}
+    while running is not None and getattr(running, "gi_frame", None) is not None:
+        for name, value in running.gi_frame.f_locals.items():
+            if id(value) in index and name.startswith("l_"):
+                found.setdefault(int(name.split("_")[1]), set()).add(index[id(value)])
+        running = running.gi_yieldfrom
+    held = found[max(found)] if found else ()
+    return next(iter(held)) if len(held) == 1 else None
 
 
 def _environment():

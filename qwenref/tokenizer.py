@@ -6,6 +6,7 @@ half a character.
 
 import codecs
 import functools
+import json
 import operator
 import os
 from pathlib import Path
@@ -71,10 +72,29 @@ class Tokenizer:
 
     # Text and ids
 
-    def encode(self, text, add_special_tokens=True):
-        """Token ids of a text.  `add_special_tokens` applies what tokenizer.json asks to be put around it, if anything;
-        special tokens written out in the text always become their ids."""
-        ids = self._backend.encode(_check_text(text), add_special_tokens=add_special_tokens).ids
+    def encode(self, text, add_special_tokens=True, special_tokens="ids"):
+        """Token ids of a text.
+
+        add_special_tokens   put around it what tokenizer.json asks to be put around, if anything
+        special_tokens       "ids": added tokens written out in the text (`<|im_end|>`, `<think>`) become their ids;
+                             "text": they are taken apart like any other text, so that no text can end a turn
+        """
+        return self._encoding(text, add_special_tokens, special_tokens).ids
+
+    def encode_offsets(self, text, add_special_tokens=True, special_tokens="ids"):
+        """(ids, int64 [n, 2]): beside each id, where in `text` the characters begin and end that it stands for.
+
+        Ids that share a character all have all of it; an id put around the text has an empty range.
+        """
+        encoding = self._encoding(text, add_special_tokens, special_tokens)
+        return encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)
+
+    def _encoding(self, text, add_special_tokens, special_tokens):
+        if special_tokens not in ("ids", "text"):
+            raise InputError(compose("encode: special_tokens", found=repr(special_tokens), expected='"ids" or "text"'))
+        backend = self._backend if special_tokens == "ids" else self._without_added_tokens
+        encoding = backend.encode(_check_text(text), add_special_tokens=add_special_tokens)
+        ids = encoding.ids
         if self.model_vocab_size is not None and ids and max(ids) >= self.model_vocab_size:
             at = next(i for i, id in enumerate(ids) if id >= self.model_vocab_size)
             raise InputError(
@@ -84,7 +104,17 @@ class Tokenizer:
                     do="use the tokenizer.json that belongs to this model",
                 )
             )
-        return ids
+        return encoding
+
+    @functools.cached_property
+    def _without_added_tokens(self):
+        return _open(self.folder / "tokenizer.json", added_tokens=False)
+
+    def report(self):
+        """`TokenizerReport`: regex, normaliser, vocabulary, padding rows, stop ids, and what looks wrong about them."""
+        from qwenref.tokenizer_facts import report
+
+        return report(self)
 
     def decode(self, ids, skip_special_tokens=False):
         """Text of token ids.  Bytes that are no character become U+FFFD, an id without a token `⟨id 1300⟩`."""
@@ -208,7 +238,7 @@ class Tokenizer:
                 named[key] = value
         return named
 
-    def render(self, messages, tools=None, add_generation_prompt=True, enable_thinking=None, **variables):
+    def render(self, messages, tools=None, add_generation_prompt=None, enable_thinking=None, **variables):
         """The prompt text of a conversation; see `ChatTemplate.render`."""
         return self.chat_template(tools).render(messages, tools, add_generation_prompt, enable_thinking, **variables)
 
@@ -239,11 +269,14 @@ class StreamDecoder:
         return self._decoder.decode(b"", final=True)
 
 
-def _open(path):
+def _open(path, added_tokens=True):
     from tokenizers import Tokenizer as Backend
 
     try:
-        backend = Backend.from_file(str(path))
+        if added_tokens:
+            backend = Backend.from_file(str(path))
+        else:
+            backend = Backend.from_str(json.dumps({**read_json(path), "added_tokens": []}))
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(compose(f"{path}: not a tokenizer this library reads", found=error)) from error
     stages = read_json(path).get("decoder") or {}
