@@ -294,6 +294,7 @@ def test_ctrl_c_ends_without_a_traceback():
     code = """
 import os, signal, sys
 from qwenref import cli, text
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 calls, forward = [], text.TextModel.forward
 def interrupted(self, *args, **kwargs):
     calls.append(1)
