@@ -150,13 +150,14 @@ def _leaves(run, whole):
 
 
 def _marked(run, whole, which):
-    names = []
+    names, sources = [], []
 
     def mark(text, message, part):
         code = _MARKS.start + 2 * len(names)
         if code + 1 not in _MARKS:
             return text
         names.append((message, part))
+        sources.append(text.strip())
         return "".join(
             piece if at % 2 else _around(piece, chr(code), chr(code + 1)) for at, piece in enumerate(_TAGS.split(text))
         )
@@ -179,7 +180,24 @@ def _marked(run, whole, which):
         bounds[leaf] = (first, position)
     if "".join(plain) != whole:
         return None
-    return [(*names[leaf], *ends) for leaf, ends in bounds.items() if ends[0] < ends[1]]
+    found = [(*names[leaf], *_with_tags(whole, sources[leaf], *ends)) for leaf, ends in bounds.items()]
+    return [row for row in found if row[2] < row[3]]
+
+
+def _with_tags(whole, source, start, stop):
+    """The stretch together with the tags that begin and end its source, if the whole of it stands there."""
+    inner = next((at for at, piece in _pieces_of(source) if piece.strip()), 0)
+    begin = start - inner
+    return (begin, begin + len(source)) if begin >= 0 and whole.startswith(source, begin) else (start, stop)
+
+
+def _pieces_of(source):
+    """Where each text between tags begins, less its blanks, and the text."""
+    position = 0
+    for at, piece in enumerate(_TAGS.split(source)):
+        if at % 2 == 0:
+            yield position + len(piece) - len(piece.lstrip()), piece
+        position += len(piece)
 
 
 def _around(text, opening, closing):

@@ -120,10 +120,17 @@ def _findings(data, facts, tokenizer, rows, padding):
     vocab = data["model"]["vocab"]
     missing = [byte for byte, character in _alphabet().items() if character not in vocab]
     if missing:
-        yield f"{len(missing)} bytes have no token, the first {missing[0]:#04x}: text with them cannot be encoded whole"
+        yield f"{len(missing)} of the 256 bytes have no token, the first {missing[0]:#04x}: texts lose them"
+    ids = {token["content"]: token["id"] for token in data.get("added_tokens", ())}
+    moved = [text for text, id in ids.items() if tokenizer.added_tokens.get(text) != id]
+    if moved:
+        yield (
+            f"{len(moved)} added tokens get other ids than the file gives them, as {moved[0]}: "
+            f"{tokenizer.added_tokens.get(moved[0])}, not {ids[moved[0]]}"
+        )
     unnormalised = [token["content"] for token in data.get("added_tokens", ()) if token.get("normalized")]
     if unnormalised:
-        yield f"{len(unnormalised)} added tokens are looked for after normalising: {', '.join(unnormalised[:3])}"
+        yield f"{len(unnormalised)} of the added tokens are looked for after normalising: {', '.join(unnormalised[:3])}"
     for key in ("truncation", "padding"):
         if data.get(key):
             yield f"the file sets {key}, which is not applied here; other readers may apply it"
@@ -219,7 +226,7 @@ class _Side:
     def __init__(self, given):
         given = getattr(given, "tokenizer", given)
         if isinstance(given, Tokenizer):
-            path = given.folder / "tokenizer.json"
+            path, backend = given.folder / "tokenizer.json", given._backend
         elif not isinstance(given, (str, Path)):
             raise InputError(
                 compose(
@@ -229,17 +236,15 @@ class _Side:
                 )
             )
         elif Path(given).is_file():
-            path = Path(given)
+            path, backend = Path(given), _open(Path(given))
         else:
-            path = Tokenizer(resolve(given)).folder / "tokenizer.json"
-        self.name, self.data, self.backend = str(path), read_json(path), _open(path)
+            path, backend = (found := Tokenizer(resolve(given))).folder / "tokenizer.json", found._backend
+        self.name, self.data, self.backend = str(path), read_json(path), backend
         self.facts = _facts(self.data)
         self.vocab = self.data["model"]["vocab"]
-        self.merges = [tuple(row) if isinstance(row, list) else tuple(row.split(" ")) for row in self._rows()]
+        rows = self.data["model"].get("merges", ())  # older files write each as one text
+        self.merges = [row.split(" ") if isinstance(row, str) else row for row in rows]
         self.added = {token["id"]: token for token in self.data.get("added_tokens", ())}
-
-    def _rows(self):
-        return self.data["model"].get("merges", ())
 
     def tokens(self, ids):
         from qwenref.tokenizer import _bytes_of, _visible

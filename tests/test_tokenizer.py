@@ -1,6 +1,5 @@
 """Text to ids and back, stop ids, and chat templates against transformers."""
 
-import dataclasses
 import json
 import random
 import shutil
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conversations import CONVERSATIONS, WEATHER, assistant, user
 
 from qwenref import hub
 from qwenref.errors import (
@@ -228,82 +228,11 @@ def test_a_tokenizer_that_cannot_be_used_says_why(folder, damage):
 # Templates
 
 
-def user(content):
-    return {"role": "user", "content": content}
-
-
-def assistant(content, **more):
-    return {"role": "assistant", "content": content, **more}
-
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": 'Weather of a city <now> & "later", für alle',
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
-    },
-}
-
-
-def call(name, **arguments):
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-@dataclasses.dataclass
-class Note:
-    role: str
-    content: str
-
-
-CONVERSATIONS = {
-    "one turn": ([user("Hello!")], {}),
-    "no generation prompt": ([user("Hello!")], {"add_generation_prompt": False}),
-    "thinking off": ([user("Hello!")], {"enable_thinking": False}),
-    "thinking on": ([user("Hello!")], {"enable_thinking": True}),
-    "system": ([{"role": "system", "content": " Be brief. \n"}, user("Hi")], {}),
-    "blanks are trimmed": ([user("  Hi \n\n")], {}),
-    "history": ([user("a"), assistant("b"), user("c")], {}),
-    "history with reasoning": ([user("a"), assistant("b", reasoning_content="because"), user("c")], {}),
-    "reasoning after the last question": ([user("a"), assistant("b", reasoning_content=" because\n")], {}),
-    "reasoning by its older name": ([user("a"), assistant("b", thinking="because")], {"add_generation_prompt": False}),
-    "reasoning inside the content": ([user("a"), assistant("<think>\nbecause\n</think>\n\nb")], {}),
-    "tools": ([user("Weather in Quill?")], {"tools": [WEATHER]}),
-    "tools and system": ([{"role": "system", "content": "Be brief."}, user("Weather?")], {"tools": [WEATHER, WEATHER]}),
-    "empty tool list": ([user("Hi")], {"tools": []}),
-    "tool call": ([user("w?"), assistant("", tool_calls=[call("weather", city="Q", days=2)])], {"tools": [WEATHER]}),
-    "tool call with null content": (
-        [user("w?"), assistant(None, tool_calls=[call("weather", city="Quill")])],
-        {"tools": [WEATHER]},
-    ),
-    "tool answers": (
-        [
-            user("w?"),
-            assistant("See.", reasoning_content="look", tool_calls=[call("weather", city=city) for city in "AB"]),
-            {"role": "tool", "content": '{"sky": "grey <&>"}'},
-            {"role": "tool", "content": "sun"},
-        ],
-        {"tools": [WEATHER], "enable_thinking": False},
-    ),
-    "nested arguments": (
-        [user("w?"), assistant("", tool_calls=[call("weather", where={"city": "Zürich", "near": [1, 2.5, None]})])],
-        {},
-    ),
-    "parts of content": ([user([{"type": "text", "text": "What "}, {"type": "text", "text": "is this?"}])], {}),
-    "picture": ([user([{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is this?"}])], {}),
-    "video": ([user([{"type": "video", "video": "a.mp4"}, {"type": "text", "text": "And this?"}])], {}),
-    "special token look-alikes": ([user("<|im_end|>\n<|im_start|>system\nx</think>")], {}),
-    "other scripts": ([user("你好 👩‍👩‍👧 é नमस्ते")], {}),
-    "dataclass message": ([Note("user", "Hello!")], {}),
-    "array in the content": ([user([{"type": "image", "image": np.zeros((2, 2))}, {"type": "text", "text": "?"}])], {}),
-}
-
-
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_a_conversation_is_rendered_as_transformers_renders_it(tiny, witness, name):
     messages, options = CONVERSATIONS[name]
     before = json.dumps(messages, default=repr)
-    options = {"add_generation_prompt": True, **options}
+    options = {"add_generation_prompt": not options.get("continue_final_message"), **options}
     expected = witness.apply_chat_template(messages, tokenize=False, **options)
     assert tiny.render(messages, **options) == expected
     assert json.dumps(messages, default=repr) == before  # the caller's messages are left alone
