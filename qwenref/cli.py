@@ -20,7 +20,7 @@ qwenref {__version__}: reference runtime for the Qwen3.5 family.  MODEL is tiny,
   qwenref generate tiny "How much is 31 plus 23?"      an answer with its chain of thought
   qwenref generate tiny "Once upon a time," --raw      a text continued, without the chat template
 The same in Python: import qwenref; model = qwenref.from_pretrained("tiny"); print(model)
-Each verb explains itself: qwenref inspect --help, qwenref generate --help."""
+Each verb explains itself: qwenref inspect --help; also generate, chat, render, tokenize."""
 
 
 def main(argv=None):
@@ -79,21 +79,26 @@ def generate(options):
     prompt = sys.stdin.read().removesuffix("\n") if options.prompt == "-" else options.prompt
     if not prompt:
         raise InputError(compose("generate: the prompt is empty", expected="text, or - with text on standard input"))
+    sampling = _sampling(options)
     model = qwenref.from_pretrained(options.model, numerics=options.numerics)
     tokenizer = model.tokenizer
     if options.chat if options.chat is not None else tokenizer.has_chat_template:
         thinking = False if options.no_thinking else None
-        prompt, ids = qwenref.render(model, [{"role": "user", "content": prompt}], enable_thinking=thinking)
+        rendered = qwenref.render(model, [{"role": "user", "content": prompt}], enable_thinking=thinking)
+        prompt, ids = rendered.text, rendered.ids
     elif options.no_thinking:
         raise InputError(compose("generate: --no-thinking is for a chat", found="a raw prompt", do="leave one out"))
     else:
         ids = tokenizer.encode(prompt)
     began = time.perf_counter()
-    out = model.generate(ids, max_new_tokens=options.max_new_tokens, streamer=None if options.json else _stream)
+    streamer = None if options.json else _stream
+    out = model.generate(ids, max_new_tokens=options.max_new_tokens, streamer=streamer, **sampling)
     seconds = time.perf_counter() - began
     facts = {
         "model": options.model,
         "numerics": model.numerics,
+        "sampler": repr(sampling["sampler"]) if sampling else None,
+        "seed": sampling.get("seed"),
         "prompt": prompt,
         "prompt_ids": ids,
         "text": out.text,
@@ -118,6 +123,110 @@ def _statistics(facts):
         f"{len(facts['prompt_ids']):,} prompt + {new:,} new tokens in {seconds:.3g} s{rate} · "
         f"numerics {facts['numerics']} · ended by {facts['finish']}"
     )
+
+
+def chat(options):
+    import qwenref
+    from qwenref.terminal_chat import Conversation, converse
+
+    sampling = _sampling(options)
+    model = qwenref.from_pretrained(options.model, numerics=options.numerics)
+    model.tokenizer.chat_template()  # a checkpoint without one is told before the first question
+    thinking = False if options.no_thinking else None
+    converse(Conversation(model, options.system, thinking, max_new_tokens=options.max_new_tokens, **sampling))
+    return FINE
+
+
+def render(options):
+    import qwenref
+
+    messages, tools = _read_json(options.messages, "messages"), None
+    if isinstance(messages, dict):  # as a request to a server has them
+        messages, tools = messages.get("messages"), messages.get("tools")
+    if options.tools is not None:
+        tools = _read_json(options.tools, "tools")
+    model = qwenref.from_pretrained(options.model)
+    rendered = qwenref.render(
+        model,
+        messages,
+        tools=tools,
+        add_generation_prompt=not options.no_generation_prompt,
+        enable_thinking=options.thinking,
+    )
+    if options.json:
+        _show_json("render", {"model": options.model, "text": rendered.text, "ids": list(rendered.ids)})
+    elif options.ids:
+        _show(" ".join(map(str, rendered.ids)))
+    else:
+        _write_exactly(rendered.text)
+    return FINE
+
+
+def tokenize(options):
+    import qwenref
+
+    text = _standard_input() if options.text == "-" else options.text
+    tokenizer = qwenref.from_pretrained(options.model).tokenizer
+    ids, offsets = tokenizer.encode_offsets(text, special_tokens="text" if options.special_as_text else "ids")
+    rows = [
+        {"id": int(id), "token": tokenizer.token_text(id), "start": int(start), "stop": int(stop)}
+        for id, (start, stop) in zip(ids, offsets, strict=True)
+    ]
+    if options.json:
+        _show_json("tokenize", {"model": options.model, "text": text, "ids": [row["id"] for row in rows], "rows": rows})
+    elif options.ids:
+        _show(" ".join(str(row["id"]) for row in rows))
+    else:
+        _show(f"{len(rows):,} tokens · {len(text):,} characters · {len(text.encode()):,} bytes")
+        for row in rows:
+            _show(f"{row['id']:>8}  {row['start']:>6}-{row['stop']:<6}  {row['token']}")
+    return FINE
+
+
+def _sampling(options):
+    """Arguments of `generate` for the sampling that was asked for: none, where none was."""
+    from qwenref.errors import InputError, compose
+
+    asked = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    lonely = [f"--{name}" for name in ("seed", "order") if getattr(options, name) is not None]
+    if not asked:
+        if lonely:
+            raise InputError(
+                compose(
+                    f"{options.verb}: {' and '.join(lonely)} without sampling",
+                    expected="with it, one of --temperature, --top-k, --top-p, --min-p",
+                    do="--temperature 1 draws from the model's own probabilities",
+                )
+            )
+        return {}
+    from qwenref.sampling import Sampler
+
+    return {"sampler": Sampler(order=options.order or "hf", **asked), "seed": options.seed or 0}
+
+
+def _read_json(name, what):
+    """What a file, or standard input for -, holds as JSON."""
+    from qwenref.errors import InputError, compose
+
+    place = "standard input" if name == "-" else name
+    try:
+        if name == "-":
+            raw = _standard_input()
+        else:
+            with open(name, encoding="utf-8-sig") as file:
+                raw = file.read()
+        return json.loads(raw)
+    except OSError as error:
+        raise InputError(
+            compose(f"{place}: cannot be read", found=error.strerror, expected=f"{what} as JSON")
+        ) from error
+    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too
+        raise InputError(compose(f"{place}: no JSON", found=error, expected=f"a list of {what}")) from error
+
+
+def _standard_input():
+    return sys.stdin.read()
 
 
 # Words
@@ -147,15 +256,19 @@ def _parser():
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     _add_inspect(verbs)
     _add_generate(verbs)
+    _add_chat(verbs)
+    _add_render(verbs)
+    _add_tokenize(verbs)
     return parser
 
 
-def _verb(verbs, name, run, example, summary):
+def _verb(verbs, name, run, example, summary, json=True):
     verb = verbs.add_parser(name, help=summary, description=summary)
     verb.example = example
     verb.set_defaults(run=run)
     verb.add_argument("model", metavar="MODEL", help='"tiny", a folder, or a hub name such as Qwen/Qwen3.5-0.8B')
-    verb.add_argument("--json", action="store_true", help="one JSON document on standard output, nothing else")
+    if json:
+        verb.add_argument("--json", action="store_true", help="one JSON document on standard output, nothing else")
     return verb
 
 
@@ -173,19 +286,66 @@ def _add_inspect(verbs):
 _NUMERICS = "fp32 (default), fp64, hf, hf-5.12, fla, state-bf16, kv-bf16 or chunk64; choices follow: fp32+kv=bf16"
 
 
+_GENERATE = "Continue a prompt, greedily unless sampling is asked for; text streams to standard output."
+
+
 def _add_generate(verbs):
     example = 'qwenref generate tiny "How much is 31 plus 23?"'
-    verb = _verb(verbs, "generate", generate, example, "Continue a prompt greedily; text streams to standard output.")
+    verb = _verb(verbs, "generate", generate, example, _GENERATE)
     verb.add_argument("prompt", metavar="PROMPT", help="the text; - reads standard input")
     form = verb.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", default=None, help="a user's message (default with a template)")
     form.add_argument("--raw", action="store_false", dest="chat", help="the text as it is")
-    verb.add_argument("--no-thinking", action="store_true", help="ask the chat template for an answer without thinking")
-    verb.add_argument(
-        "--max-new-tokens", type=_number("--max-new-tokens", 0), default=256, metavar="N", help="default 256"
-    )
-    verb.add_argument("--numerics", default="fp32", metavar="P", help=_NUMERICS)
+    _add_answering(verb, 256)
     verb.add_argument("--stats", action="store_true", help="tokens, time and why it ended, on standard error")
+
+
+def _add_answering(verb, most):
+    verb.add_argument("--no-thinking", action="store_true", help="ask the chat template for an answer without thinking")
+    number = _number("--max-new-tokens", 0)
+    verb.add_argument("--max-new-tokens", type=number, default=most, metavar="N", help=f"default {most}")
+    verb.add_argument("--numerics", default="fp32", metavar="P", help=_NUMERICS)
+    group = verb.add_argument_group(
+        "sampling", "Nothing is drawn, and no default of the checkpoint read, unless one of the first four is given."
+    )
+    group.add_argument("--temperature", type=float, metavar="T", help="1 where another is given; 0 is greedy")
+    group.add_argument("--top-k", type=int, metavar="K", help="the K likeliest")
+    group.add_argument("--top-p", type=float, metavar="P", help="the likeliest that make up P")
+    group.add_argument("--min-p", type=float, metavar="P", help="those with P of the likeliest one's probability")
+    group.add_argument("--seed", type=_number("--seed", 0), metavar="N", help="default 0: the same draws every time")
+    group.add_argument("--order", metavar="ENGINE", help="cuts as hf (default), vllm, llama.cpp or sglang makes them")
+
+
+def _add_chat(verbs):
+    summary = "A conversation: type messages, /help lists commands; through a pipe each line is a message."
+    verb = _verb(verbs, "chat", chat, "qwenref chat tiny", summary, json=False)
+    verb.add_argument("--system", metavar="TEXT", help="begin with this system message")
+    _add_answering(verb, 1024)
+
+
+def _add_render(verbs):
+    summary = "The exact prompt of a conversation, by the checkpoint's chat template, with no newline added."
+    example = """echo '[{"role": "user", "content": "Hello"}]' | qwenref render tiny -"""
+    verb = _verb(verbs, "render", render, example, summary)
+    verb.add_argument(
+        "messages",
+        metavar="FILE",
+        help='JSON: [{"role": ..., "content": ...}, ...], or {"messages": ..., "tools": ...}; - standard input',
+    )
+    verb.add_argument("--ids", action="store_true", help="token ids instead of text")
+    verb.add_argument("--tools", metavar="FILE", help="JSON: a list of the tools' schemas")
+    choice = verb.add_mutually_exclusive_group()
+    choice.add_argument("--thinking", action="store_true", default=None, help="on (default: as the template has it)")
+    choice.add_argument("--no-thinking", action="store_false", dest="thinking", help="off")
+    verb.add_argument("--no-generation-prompt", action="store_true", help="end with the last message")
+
+
+def _add_tokenize(verbs):
+    summary = "The tokens of a text: id, first and last character, the token made visible."
+    verb = _verb(verbs, "tokenize", tokenize, 'qwenref tokenize tiny "Hello, world"', summary)
+    verb.add_argument("text", metavar="TEXT", help="- reads standard input, to the last newline")
+    verb.add_argument("--ids", action="store_true", help="ids only, on one line")
+    verb.add_argument("--special-as-text", action="store_true", help="<|im_end|> and its like are mere characters")
 
 
 def _number(name, least):
@@ -219,6 +379,16 @@ def _width():
 
 def _show(text):
     print(plain(text, sys.stdout))
+
+
+def _write_exactly(text):
+    """The text as UTF-8 and nothing else; a terminal, where a line has to end, gets a newline."""
+    sys.stdout.flush()
+    if sys.stdout.isatty() or not hasattr(sys.stdout, "buffer"):
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    else:
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass"))
+        sys.stdout.buffer.flush()
 
 
 def _stream(piece):

@@ -62,7 +62,7 @@ def test_alone_it_shows_six_lines_with_three_commands_that_work():
 
 
 def test_help_of_each_verb_begins_with_an_example_that_works():
-    for verb in ("inspect", "generate"):
+    for verb in ("inspect", "generate", "tokenize"):
         help = run(verb, "--help")
         assert help.returncode == 0
         example = help.stdout.splitlines()[0]
