@@ -60,7 +60,7 @@ if os.environ.get("QWENREF_WERROR") == "1":
     FLAGS += ["-Werror"]
 if sanitize:
     link += [f"-fsanitize={sanitize}"]
-    FLAGS += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
+    FLAGS += ["-O1", f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
 
 # The other kernel files are included by the level files: one compilation per instruction level.
 SOURCES = ["csrc/kernels/level_*.c", "csrc/kernels/registry.c", "csrc/core/*.c", "csrc/python/*.c"]
