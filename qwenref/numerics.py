@@ -59,7 +59,7 @@ class Profile(dict):
 
 
 def _float32():
-    return rounding.Base("fp32", np.float32)
+    return rounding.Base(np.float32)
 
 
 def _float64():
@@ -69,7 +69,7 @@ def _float64():
         return _C.ops["linear_f64"].compiled(np.asarray(x, np.float64), w, b, **outputs)
 
     definitions = {name: getattr(naive, name) for name in _C.ops}
-    return rounding.Base("fp64", np.float64, definitions | {"linear": linear})
+    return rounding.Base(np.float64, definitions | {"linear": linear})
 
 
 _BASES = {"fp32": _float32, "fp64": _float64}

@@ -13,15 +13,14 @@ import numpy as np
 
 from qwenref import _C
 
-_FORMATS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 _WIDER = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Base:
-    """What ops are before any point is applied: `.get(op)` the callable, `.dtype` of activations, `.name`."""
+    """What ops are before any point is applied: `.get(op)` the callable, `.dtype` of activations."""
 
-    def __init__(self, name, dtype, replaced=()):
-        self.name, self.dtype, self.replaced = name, np.dtype(dtype), dict(replaced)
+    def __init__(self, dtype, replaced=()):
+        self.dtype, self.replaced = np.dtype(dtype), dict(replaced)
 
     def get(self, op):
         return self.replaced[op] if op in self.replaced else _C.ops[op].compiled
@@ -116,6 +115,13 @@ def _rounds(name, op, doc):
     )
 
 
+def _stores(name, doc, where=""):
+    """A point that belongs to no op: a value is rounded where it is kept."""
+    point(name, "", float32="as computed", bf16=f"{doc} bf16{where}", fp16=f"{doc} fp16{where}")(
+        lambda choice, get, base: base.rounder(choice)
+    )
+
+
 # ---- products ------------------------------------------------------------------------------------------------------
 
 _ORDERS = {
@@ -157,10 +163,7 @@ def _matmul(choice, get, base):
 
 _rounds("linear", "linear", "every projection, bias added before,")
 
-
-@point("logits", "", float32="as computed", bf16="the logits rounded to bf16", fp16="the logits rounded to fp16")
-def _logits(choice, get, base):
-    return base.rounder(choice)
+_stores("logits", "the logits rounded to")
 
 
 # ---- the block -----------------------------------------------------------------------------------------------------
@@ -242,10 +245,7 @@ def _scores(choice, get, base):
 _rounds("probabilities", "attention_softmax", "attention weights")
 _rounds("context", "attention_mix", "weights times values")
 
-
-@point("kv", "", float32="as computed", bf16="keys and values kept in bf16", fp16="keys and values kept in fp16")
-def _kv(choice, get, base):
-    return base.rounder(choice)
+_stores("kv", "keys and values kept in")
 
 
 @point("gate", "sigmoid_mul", float32="as computed", bf16="sigmoid(gate), then its product, rounded to bf16")
@@ -304,10 +304,7 @@ def _delta(choice, get, base):
 
 _rounds("read", "gated_delta_rule", "what the state is read as")
 
-
-@point("state", "", float32="as computed", bf16="kept in bf16 between calls", fp16="kept in fp16 between calls")
-def _state(choice, get, base):
-    return base.rounder(choice)
+_stores("state", "kept in", " between calls")
 
 
 @point(
@@ -347,7 +344,7 @@ _PARAMETERS = {  # op -> places of its parameters among the arguments
 def _parameters(choice, get, base):
     def narrow(inner, places):
         def call(*args, **kwargs):
-            return inner(*(_narrowed(a, choice) if i in places else a for i, a in enumerate(args)), **kwargs)
+            return inner(*(_narrowed(a) if i in places else a for i, a in enumerate(args)), **kwargs)
 
         return call
 
@@ -355,6 +352,6 @@ def _parameters(choice, get, base):
     return narrowed | _rounded("embedding", choice, get, base)  # rows, rather than the whole table
 
 
-def _narrowed(array, choice):
-    """A wider array in the 16-bit format; what is narrow already, or missing, stays as it is."""
-    return array.astype(_FORMATS[choice]) if isinstance(array, np.ndarray) and array.dtype in _WIDER else array
+def _narrowed(array):
+    """A wider array in bf16; what is narrow already, or missing, stays as it is."""
+    return array.astype(ml_dtypes.bfloat16) if isinstance(array, np.ndarray) and array.dtype in _WIDER else array
