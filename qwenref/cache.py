@@ -150,7 +150,7 @@ _GEOMETRY = (  # what shapes and meaning of the arrays of a cache follow from
     "layer_types", "num_key_value_heads", "head_dim", "linear_conv_kernel_dim", "linear_num_key_heads",
     "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "rotary_dim", "rope_theta", "mrope_axes",
 )  # fmt: skip
-_ROWS = ("length", "mask", "rope_deltas", "sequence_begin")  # arrays with one entry per row, besides the layers
+ROWS = ("length", "mask", "rope_deltas", "sequence_begin")  # arrays with one entry per row, besides the layers
 
 
 class Cache:
@@ -244,12 +244,12 @@ class Cache:
             sequence=None if self.sequence is None else self.sequence[rows],
             batch=len(rows),
             _marks=[dict(self._marks[row]) for row in rows],
-            **{name: getattr(self, name)[rows] for name in _ROWS},
+            **{name: getattr(self, name)[rows] for name in ROWS},
         )
 
     def snapshot(self):
         """Everything, copied; give it to `restore` of a cache of the same model."""
-        saved = {name: getattr(self, name).copy() for name in _ROWS}
+        saved = {name: getattr(self, name).copy() for name in ROWS}
         saved["dtype"] = self.dtype
         saved["sequence"] = None if self.sequence is None else self.sequence.copy()
         saved["layers"] = [{name: array.copy() for name, array in layer.arrays().items()} for layer in self.layers]
@@ -277,7 +277,7 @@ class Cache:
             batch=len(saved["length"]),
             dtype=saved["dtype"],
             _marks=[dict(marks) for marks in saved["marks"]],
-            **{name: saved[name].copy() for name in _ROWS},
+            **{name: saved[name].copy() for name in ROWS},
         )
 
     # Going back.

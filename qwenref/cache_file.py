@@ -19,14 +19,14 @@ import os
 import numpy as np
 
 from qwenref import _C
-from qwenref.cache import AttentionLayerCache, same_geometry
+from qwenref.cache import ROWS, AttentionLayerCache, same_geometry
 from qwenref.errors import CheckpointError, compose
 
 VERSION = "1"
 
 
 def save(cache, path):
-    tensors = {name: getattr(cache, name) for name in ("length", "mask", "rope_deltas", "sequence_begin")}
+    tensors = {name: getattr(cache, name) for name in ROWS}
     if cache.sequence is not None:
         tensors["sequence"] = cache.sequence
     for i, layer in enumerate(cache.layers):
@@ -43,27 +43,15 @@ def load(kind, path, expected):
         raise CheckpointError(compose(f"{path}: no rows", found=sorted(tensors)[:5], expected="length int64 [B]"))
     cache = kind(config, rows, json.loads(metadata["snapshot_every"]))
     cache._build(np.dtype(metadata["dtype"]))
-    shapes = {
-        "length": (rows,),
-        "mask": (rows, int(tensors["mask"].shape[-1]) if "mask" in tensors else 0),
-        "rope_deltas": (rows,),
-        "sequence_begin": (rows,),
-    }
-    if "sequence" in tensors:
-        shapes["sequence"] = (rows,)
+    shapes = dict.fromkeys((*ROWS, *(["sequence"] if "sequence" in tensors else [])), (rows,))
+    shapes["mask"] = (rows, int(tensors["mask"].shape[-1]) if "mask" in tensors else 0)
+    dtypes = dict.fromkeys(shapes, np.int64) | {"mask": bool}
     for i, layer in enumerate(cache.layers):
         for name, array in layer.arrays().items():
             grown = isinstance(layer, AttentionLayerCache)
             shapes[f"layers.{i}.{name}"] = (
                 (*array.shape[:2], int(length.max()), array.shape[3]) if grown else array.shape
             )
-    dtypes = {
-        "length": np.int64,
-        "mask": bool,
-        "rope_deltas": np.int64,
-        "sequence_begin": np.int64,
-        "sequence": np.int64,
-    }
     check(path, tensors, {name: (np.dtype(dtypes.get(name, cache.dtype)), shape) for name, shape in shapes.items()})
     if (tensors["mask"].sum(axis=1) != length).any():
         raise CheckpointError(compose(f"{path}: length and mask disagree", expected="as many columns kept as tokens"))
@@ -73,7 +61,7 @@ def load(kind, path, expected):
             for i, layer in enumerate(cache.layers)
         ],
         sequence=tensors.get("sequence"),
-        **{name: tensors[name] for name in ("length", "mask", "rope_deltas", "sequence_begin")},
+        **{name: tensors[name] for name in ROWS},
     )
     return cache
 
