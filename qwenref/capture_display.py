@@ -11,7 +11,7 @@ import numpy as np
 
 from qwenref.arrays import extent, finite_text, picture, range_text, shape_text
 from qwenref.html import Raw, block, table
-from qwenref.plain import broken, plain
+from qwenref.plain import aligned, broken, plain
 from qwenref.sizes import memory
 
 _STEPS, _LINES = 8, 40  # calls and lines of a repr
@@ -261,10 +261,8 @@ def _trace_rows(trace):
 def trace_text(trace):
     """At most 40 lines: one per value, in the order they went by."""
     rows = [*_trace_rows(trace)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(c.ljust(n) for c, n in zip(row, widths, strict=True) if n).rstrip() for row in rows]
     more = [f"  … {len(trace.rows) - _ROWS:,} more: .rows"] if len(trace.rows) > _ROWS else []
-    return plain("\n".join([_trace_headline(trace), *("  " + line for line in lines), *more]))
+    return plain("\n".join([_trace_headline(trace), *("  " + line for line in aligned(rows)), *more]))
 
 
 def trace_html(trace):

@@ -8,8 +8,8 @@ from qwenref.errors import InputError, a_kind, compose
 from qwenref.html import block, table
 from qwenref.inputs import checked_ids, checked_keep, refuse_unknown
 from qwenref.numerics import active, numerics, unless_chosen
-from qwenref.plain import plain
-from qwenref.tree import MIXER_NAMES
+from qwenref.plain import aligned, plain
+from qwenref.tree import mixer_names
 
 _HELD = 1 << 24  # logits held at a time, 64 MiB of float32
 _WIDTH, _ROWS = 100, 36  # of a repr
@@ -29,7 +29,7 @@ class Lens:
         self._residuals, self._numerics = residuals, active().name
         config = model.text_model.config
         self.layers = ("embed", *range(len(residuals) - 1))
-        self.kinds = ("", *(MIXER_NAMES[kind].removeprefix("Gated ") for kind in config.layer_types))
+        self.kinds = ("", *mixer_names(config))
         B, P = residuals[0].shape[:2]
         shape = len(residuals), B, P
         self.ids = np.zeros((*shape, top), np.int64)
@@ -129,10 +129,8 @@ class Lens:
             left_out.append(f"{len(heads) - len(columns)} more tokens")
         if len(self.answer) > 1:
             left_out.append(f"{len(self.answer) - 1} more rows")
-        sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = ["  ".join(cell.ljust(n) for cell, n in zip(line, sizes, strict=True)).rstrip() for line in lines]
         end = [f"… {', '.join(left_out)}: text(width=..., row=...)"] if left_out else []
-        return "\n".join([self._headline(), *shown, *end])
+        return "\n".join([self._headline(), *aligned(lines), *end])
 
     def __repr__(self):
         return plain(self.text(rows=_ROWS))

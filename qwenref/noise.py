@@ -8,8 +8,8 @@ from qwenref.errors import InputError, compose
 from qwenref.html import block, table
 from qwenref.inputs import checked_ids, checked_mask
 from qwenref.numerics import numerics, profile
-from qwenref.plain import plain
-from qwenref.tree import MIXER_NAMES
+from qwenref.plain import aligned, plain
+from qwenref.tree import mixer_names
 
 _ROWS = 36  # of a repr
 _TIES = 8
@@ -31,7 +31,7 @@ class NoiseFloor:
         self.model, self.input_ids = model, ids
         self.profile, self.against = name, against
         self.layers = ("embed", *range(len(layers) - 1))
-        self.kinds = ("", *(MIXER_NAMES[kind].removeprefix("Gated ") for kind in model.text_model.config.layer_types))
+        self.kinds = ("", *mixer_names(model.text_model.config))
         self.relative = np.array([_relative(found[kept], exact[kept]) for found, exact in layers])
         self.largest = np.array([_largest(found[kept], exact[kept]) for found, exact in layers])
         found, exact = logits
@@ -75,9 +75,7 @@ class NoiseFloor:
             every = -(-(len(body) - 1) // (rows - 1))
             body = [*body[:-1:every], body[-1]]
         lines = [("behind", "relative", "largest"), *body]
-        sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = ["  ".join(cell.ljust(n) for cell, n in zip(line, sizes, strict=True)).rstrip() for line in lines]
-        return "\n".join([self._headline(), *shown, *self._tie_lines()])
+        return "\n".join([self._headline(), *aligned(lines), *self._tie_lines()])
 
     def __repr__(self):
         return plain(self.text(rows=_ROWS))

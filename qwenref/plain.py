@@ -1,4 +1,4 @@
-"""The plain form of a display, for a terminal or pipe that takes only ASCII."""
+"""Displays as text: columns, and the plain form for a terminal or pipe that takes only ASCII."""
 
 import os
 import re
@@ -22,6 +22,12 @@ def ascii_form(text):
     for character, substitute in ASCII.items():
         text = text.replace(character, substitute)
     return re.sub(r"⚓(\d+)", lambda n: f"[{n[1]} hook{'s' * (n[1] != '1')}]", text)
+
+
+def aligned(rows):
+    """A line per row of cells, columns two blanks apart; a column that is empty throughout is left out."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(c.ljust(n) for c, n in zip(row, widths, strict=True) if n).rstrip() for row in rows]
 
 
 def broken(error):

@@ -27,6 +27,11 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _KINDS = {"linear_attention": "delta", "full_attention": "attention"}
 
 
+def mixer_names(config):
+    """The mixer of every layer of a text config in one word: "DeltaNet" or "attention"."""
+    return [MIXER_NAMES[kind].removeprefix("Gated ") for kind in config.layer_types]
+
+
 def tree(module, depth=None, only=None):
     """Tree of `module` to `depth` levels; `only` is a pattern as captures take it (`layers.*.self_attn`, `**.mlp`):
     what it names, and what leads there.
