@@ -13,6 +13,7 @@ from collections import namedtuple
 import numpy as np
 
 from qwenref import _C
+from qwenref.checks import is_whole
 from qwenref.errors import CapabilityMissing, InputError, compose
 from qwenref.numerics import active, unless_chosen
 
@@ -171,9 +172,9 @@ class Cache:
 
     def __init__(self, model_or_config, batch=1, snapshot_every=None):
         self.config = _text_config(model_or_config)
-        if not _whole(batch) or batch < 1:
+        if not is_whole(batch) or batch < 1:
             raise InputError(compose(f"Cache: batch {batch!r}", expected="an integer of at least 1"))
-        if snapshot_every is not None and (not _whole(snapshot_every) or snapshot_every < 1):
+        if snapshot_every is not None and (not is_whole(snapshot_every) or snapshot_every < 1):
             raise InputError(
                 compose(f"Cache: snapshot_every {snapshot_every!r}", expected="a number of tokens, at least 1, or None")
             )
@@ -397,10 +398,6 @@ class Cache:
         from qwenref.cache_file import load
 
         return load(cls, path, None if model_or_config is None else _text_config(model_or_config))
-
-
-def _whole(number):
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def _geometry(arrays):

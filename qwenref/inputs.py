@@ -7,6 +7,7 @@ import difflib
 
 import numpy as np
 
+from qwenref.checks import is_whole
 from qwenref.errors import DTypeError, InputError, ShapeError, compose
 from qwenref.exchange import as_array
 from qwenref.numerics import active
@@ -94,7 +95,7 @@ def hidden_or_ids(config, input_ids, inputs_embeds, owner="forward", name="input
 def checked_layers(start, stop, count):
     """(start, stop) of a run of layers out of `count`, stop None meaning the last one."""
     stop = count if stop is None else stop
-    whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in (start, stop))
+    whole = is_whole(start) and is_whole(stop)
     if not whole or not 0 <= start <= stop <= count:
         raise InputError(
             compose(

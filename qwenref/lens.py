@@ -4,6 +4,7 @@ from html import escape
 
 import numpy as np
 
+from qwenref.checks import is_whole
 from qwenref.errors import InputError, a_kind, compose
 from qwenref.html import block, table
 from qwenref.inputs import checked_ids, checked_keep, refuse_unknown
@@ -69,8 +70,7 @@ class Lens:
 
     def _row(self, layer):
         count = len(self.layers) - 1
-        whole = isinstance(layer, (int, np.integer)) and not isinstance(layer, bool)
-        if whole and -count <= layer < count:
+        if is_whole(layer) and -count <= layer < count:
             return int(layer) % count + 1
         if isinstance(layer, str) and layer in self.layers:
             return 0
@@ -173,8 +173,7 @@ def logit_lens(model, input_ids, top=5, positions=None, **options):
         raise InputError(compose(f"logit_lens: {a_kind(model)} in place of a model", expected="a model with its head"))
     refuse_unknown(set(options) - set(_OPTIONS), _OPTIONS)
     text = model.text_model.config
-    whole = isinstance(top, (int, np.integer)) and not isinstance(top, bool)
-    if not whole or not 1 <= top <= text.vocab_size:
+    if not is_whole(top) or not 1 <= top <= text.vocab_size:
         raise InputError(compose(f"logit_lens: top {top!r}", expected=f"a number from 1 to {text.vocab_size:,}"))
     ids = checked_ids(input_ids, text.vocab_size)
     T = ids.shape[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from qwenref import _C
+from qwenref.checks import is_whole
 from qwenref.errors import CheckpointError, ConfigError, DTypeError, InputError, compose
 from qwenref.parameter import Parameter
 from qwenref.state import dtype_name
@@ -134,8 +135,7 @@ def from_config(config, *, seed=None, device=None, dtype=None, numerics="fp32"):
     """
     if device not in (None, "meta", "cpu") or (device == "meta" and seed is not None):
         raise InputError(compose(f"from_config: device {device!r}, seed {seed!r}", expected='device="meta" or a seed'))
-    whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
-    if seed is not None and not (whole and 0 <= seed < 2**64):
+    if seed is not None and not (is_whole(seed) and 0 <= seed < 2**64):
         raise InputError(compose(f"from_config: seed {seed!r}", expected="an integer from 0 to 2**64 - 1"))
     name = dtype_name(dtype or "bfloat16")
     if name not in _DRAWN:

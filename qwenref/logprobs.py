@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qwenref.checks import is_whole
 from qwenref.errors import InputError, compose
 
 KINDS = ("raw", "processed")
@@ -100,6 +101,6 @@ def checked_options(kind, k, with_prompt, vocab):
         return None, 0
     if kind not in KINDS:
         raise InputError(compose(f"generate: return_logprobs {kind!r}", expected=" or ".join(map(repr, KINDS))))
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 0 <= k <= vocab:
+    if not is_whole(k) or not 0 <= k <= vocab:
         raise InputError(compose(f"generate: top_logprobs {k!r}", expected=f"a whole number from 0 to {vocab:,}"))
     return kind, int(k)

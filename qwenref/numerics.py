@@ -12,6 +12,7 @@ from html import escape
 import numpy as np
 
 from qwenref import _C, rounding
+from qwenref.checks import is_whole
 from qwenref.errors import InputError, compose
 from qwenref.html import block, table
 from qwenref.rounding import POINTS
@@ -308,7 +309,7 @@ def jitter(seed, dtype="bfloat16", base="fp32"):
     """The `numerics` of a variant; see `numerics.jitter`."""
     if dtype not in _FAMILIES:
         raise InputError(compose(f"jitter: dtype {dtype!r}", expected=", ".join(_FAMILIES)))
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
+    if not is_whole(seed):
         raise InputError(compose(f"jitter: seed {seed!r}", expected="an integer"))
     start, draw = profile(base), random.Random(f"{dtype} {int(seed)}")
     while True:  # the reference itself is no variant of itself

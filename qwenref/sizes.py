@@ -3,9 +3,8 @@
 from collections import Counter
 from math import prod
 
-import numpy as np
-
 from qwenref import _C
+from qwenref.checks import is_whole
 from qwenref.errors import InputError, compose
 from qwenref.loading import as_config, from_config, split_name
 from qwenref.state import dtype_name
@@ -88,7 +87,7 @@ def cache_size(source, tokens=4096, batch=1, kv_dtype="bfloat16", state_dtype="f
     cache with those dtypes that was fed that many tokens.
     """
     for name, value in (("tokens", tokens), ("batch", batch)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < (name == "batch"):
+        if not is_whole(value) or value < (name == "batch"):
             least = int(name == "batch")
             raise InputError(compose(f"cache_size: {name} {value!r}", expected=f"an integer, {least} or more"))
     names = {"kv_dtype": dtype_name(kv_dtype), "state_dtype": dtype_name(state_dtype)}
