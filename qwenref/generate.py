@@ -11,15 +11,16 @@ import numpy as np
 
 from qwenref import ops, rendering
 from qwenref.cache import Cache
-from qwenref.errors import CapabilityMissing, InputError, NonFiniteError, QwenrefWarning, ShapeError, compose
+from qwenref.errors import CapabilityMissing, InputError, QwenrefWarning, ShapeError, compose
 from qwenref.generation import Generation, Row
 from qwenref.inputs import checked_ids, checked_mask
 from qwenref.logprobs import Recorder, checked_options
 from qwenref.numerics import unless_chosen
 from qwenref.rendering import Rendered  # noqa: F401 - what `render` returns
-from qwenref.sampling import generator, pick
+from qwenref.sampling import generator, pick, refuse_non_finite
 from qwenref.tokenizer import find_stop_ids
 
+_GUARD = "qwenref.check_finite(model) names the first value that is not finite, and what made it"
 PROMPT_LOGITS = 2**22  # how many logits of a prompt are held at a time while it is scored
 
 
@@ -99,7 +100,8 @@ def generate(
             fed = np.zeros((B, 1), np.int64)
             for b, row in enumerate(rows):
                 if row.finish is None:
-                    _refuse_non_finite(logits[b], row, step + 1, b)
+                    where, after = f"generate: step {step + 1}, row {b}", f", after {len(row.ids):,} tokens"
+                    refuse_non_finite(logits[b], where, after, _GUARD)
                     fed[b], distribution = choose(logits[b], row, (seed, keys[b], int(cache.length[b])))
                     row.take(int(fed[b, 0]), logits[b], distribution)
             logits = None
@@ -174,21 +176,6 @@ def _chooser(model, sampler, tokenizer, vocab, kind):
             )
         )
     return lambda logits, row, name: (operator.index(sampler.sample(logits, row.ids, generator(*name))), None)
-
-
-def _refuse_non_finite(logits, row, step, b):
-    finite = np.isfinite(logits)
-    if finite.all():
-        return
-    bad = int(np.argmin(finite))
-    raise NonFiniteError(
-        compose(
-            f"generate: step {step}, row {b}: {int((~finite).sum()):,} of {len(logits):,} logits are not finite",
-            found=f"{logits[bad]} for id {bad}, after {len(row.ids):,} tokens",
-            expected="numbers: no token is chosen from NaN or infinity",
-            do="qwenref.check_finite(model) names the first value that is not finite, and what made it",
-        )
-    )
 
 
 def _scored_prompt(model, ids, mask, cache, rows):

@@ -375,18 +375,24 @@ def checked_logits(logits, where="Sampler"):
     if z.dtype.kind not in "fV":  # V: bfloat16 and its like
         raise DTypeError(compose(f"{where}: logits", found=z.dtype.name, expected="floating point"))
     z = z.astype(np.float64)
-    finite = np.isfinite(z)
-    if not finite.all():
-        bad = int(np.argmin(finite))
-        raise NonFiniteError(
-            compose(
-                f"{where}: {int((~finite).sum()):,} of {len(z):,} logits are not finite",
-                found=f"{z[bad]} for id {bad}",
-                expected="numbers: no token is chosen from NaN or infinity",
-                do="look for the first module whose output is not finite",
-            )
-        )
+    refuse_non_finite(z, where, "", "look for the first module whose output is not finite")
     return z
+
+
+def refuse_non_finite(logits, where, after, do):
+    """NonFiniteError where one of the logits [vocab] is no number; `after` is said behind the first of them."""
+    finite = np.isfinite(logits)
+    if finite.all():
+        return
+    bad = int(np.argmin(finite))
+    raise NonFiniteError(
+        compose(
+            f"{where}: {int((~finite).sum()):,} of {len(logits):,} logits are not finite",
+            found=f"{logits[bad]} for id {bad}{after}",
+            expected="numbers: no token is chosen from NaN or infinity",
+            do=do,
+        )
+    )
 
 
 def _softmax(z):
