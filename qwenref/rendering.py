@@ -346,10 +346,13 @@ def _read(side, tokenizer):
     return side, None if tokenizer is None else tokenizer.encode(side, add_special_tokens=False), tokenizer
 
 
-def _parting(a, b):
-    if a == b:
-        return None
+def common(a, b):
+    """How many entries two sequences share from the start."""
     return next((at for at, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
+
+
+def _parting(a, b):
+    return None if a == b else common(a, b)
 
 
 def _token(ids, at, tokenizer):

@@ -14,6 +14,7 @@ from qwenref.answers import opens_thinking, parse
 from qwenref.cache import Cache
 from qwenref.errors import InputError, QwenrefError, compose
 from qwenref.plain import plain
+from qwenref.rendering import common
 
 HELP = """\
 /reset          forget the conversation; the system message stays
@@ -61,7 +62,7 @@ class Conversation:
             begin(prompt.text)
         try:
             reused = self._go_back(ids)
-            asked = self._feed(ids[: min(_common(ids, history.ids), len(ids) - 1)])
+            asked = self._feed(ids[: min(common(ids, history.ids), len(ids) - 1)])
             out = self.model.generate(ids[len(self._held) :], cache=self._cache, streamer=streamer, **self.options)
         except BaseException:
             self._held = None  # what the cache holds now is a part of an answer that nobody keeps
@@ -97,10 +98,6 @@ class Conversation:
             self.model(ids[len(self._held) :], cache=self._cache, logits_to_keep=1)
             self._held = ids
         return self._held, self._cache.snapshot()
-
-
-def _common(a, b):
-    return next((at for at, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
 
 
 def _begins(ids, held):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from qwenref.errors import InputError, compose
 from qwenref.hub import read_json, resolve
+from qwenref.rendering import common
 from qwenref.tokenizer import Tokenizer, _alphabet, _open
 
 # How text is cut before merging. Two of these over one vocabulary give other ids for the same text.
@@ -215,8 +216,7 @@ def compare_tokenizers(a, b, texts=None):
     for name, text in tried.items():
         ids = [side.backend.encode(text, add_special_tokens=True).ids for side in (left, right)]
         if ids[0] != ids[1]:
-            at = next((i for i, pair in enumerate(zip(*ids, strict=False)) if pair[0] != pair[1]), min(map(len, ids)))
-            differing.append(TextDifference(name, text, at, *ids, left.tokens(ids[0]), right.tokens(ids[1])))
+            differing.append(TextDifference(name, text, common(*ids), *ids, left.tokens(ids[0]), right.tokens(ids[1])))
     return TokenizerComparison(left.name, right.name, dict(_differences(left, right)), differing, len(tried))
 
 
@@ -266,10 +266,7 @@ def _differences(left, right):
             yield name, f"a {a}{whose[0]}\nb {b}{whose[1]}"
     yield from _vocabulary(left.vocab, right.vocab)
     if left.merges != right.merges:
-        rank = next(
-            (i for i, pair in enumerate(zip(left.merges, right.merges, strict=False)) if pair[0] != pair[1]),
-            min(len(left.merges), len(right.merges)),
-        )
+        rank = common(left.merges, right.merges)
         pairs = [" + ".join(side.merges[rank]) if rank < len(side.merges) else "no more" for side in (left, right)]
         yield (
             "merges",
