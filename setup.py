@@ -55,12 +55,15 @@ class Build(build_ext):
 
 sanitize = os.environ.get("QWENREF_SANITIZE")
 link = ["-pthread", "-lm"]
-FLAGS += ["-O0", "-g3", "-UNDEBUG"] if os.environ.get("QWENREF_DEBUG") == "1" else ["-O3"]
+if os.environ.get("QWENREF_DEBUG") == "1":
+    FLAGS += ["-O0", "-g3", "-UNDEBUG"]
+else:
+    FLAGS += ["-O1" if sanitize else "-O3"]
 if os.environ.get("QWENREF_WERROR") == "1":
     FLAGS += ["-Werror"]
 if sanitize:
     link += [f"-fsanitize={sanitize}"]
-    FLAGS += ["-O1", f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
+    FLAGS += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
 
 # The other kernel files are included by the level files: one compilation per instruction level.
 SOURCES = ["csrc/kernels/level_*.c", "csrc/kernels/registry.c", "csrc/core/*.c", "csrc/python/*.c"]
