@@ -102,15 +102,15 @@ def bound(model, input_ids, name, against, options):
     if name == against:
         raise InputError(compose("bound: a profile against itself", found=name, expected="two profiles"))
     ids = checked_ids(input_ids, model.text_model.config.vocab_size)
+    kept = checked_mask(options["attention_mask"], *ids.shape, np.zeros((len(ids), 0), bool))
+    kept = np.ones(ids.shape, bool) if kept is None else kept
+    if not kept.any():
+        raise InputError(compose("bound: attention_mask", found="pads only", expected="a token"))
     runs = []
     for chosen in (name, against):
         with numerics(chosen):
             out = model(ids, output_hidden_states=True, **options)
             runs.append(([x.astype(np.float64, copy=False) for x in out.residuals], out.logits.astype(np.float64)))
     (found, found_logits), (exact, exact_logits) = runs
-    kept = checked_mask(options["attention_mask"], *ids.shape, np.zeros((len(ids), 0), bool))
-    kept = np.ones(ids.shape, bool) if kept is None else kept
-    if not kept.any():
-        raise InputError(compose("bound: attention_mask", found="pads only", expected="a token"))
     pairs = list(zip(found, exact, strict=True))
     return NoiseFloor(model, ids, name, against, pairs, (found_logits, exact_logits), kept)
