@@ -10,6 +10,7 @@ from html import escape
 import numpy as np
 
 from qwenref.arrays import extent, finite_text, picture, range_text, shape_text
+from qwenref.handles import short_name
 from qwenref.html import Raw, block, table
 from qwenref.plain import aligned, broken, plain
 from qwenref.sizes import memory
@@ -249,7 +250,7 @@ def _trace_rows(trace):
         some = row.min == row.min
         yield (
             "–" if row.step is None else f"{row.step:,}",
-            re.sub(r"^model\.(language_model\.)?(?=.)", "", row.name),
+            short_name(row.name),
             f"{row.dtype} [{sizes}]",
             f"{row.min:.4g} … {row.max:.4g}" if some else "",
             f"rms {row.rms:.4g}" if some else "",

@@ -108,7 +108,12 @@ def _source(file):
 
 def place(module):
     """What a message calls a module: its path, less what all names of a model share."""
-    return re.sub(r"^model\.(language_model\.)?(?=.)", "", module._path or type(module).__name__)
+    return short_name(module._path or type(module).__name__)
+
+
+def short_name(path):
+    """A path less what all names of a model share."""
+    return re.sub(r"^model\.(language_model\.)?(?=.)", "", path)
 
 
 def wrong_answer(module, hook, result, answer):
