@@ -290,21 +290,24 @@ def test_a_reader_that_leaves_is_no_error():
         assert p.returncode == cli.BROKEN_PIPE
 
 
-def test_ctrl_c_ends_without_a_traceback():
-    code = """
+# The command line, with Ctrl-C pressed at the n-th call of the model, in the middle of an answer; 0 for never.
+PRESSED = """
 import os, signal, sys
 from qwenref import cli, text
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 calls, forward = [], text.TextModel.forward
-def interrupted(self, *args, **kwargs):
+def pressed(self, *args, **kwargs):
     calls.append(1)
-    if len(calls) == 3:  # in the middle of an answer
+    if len(calls) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGINT)
     return forward(self, *args, **kwargs)
-text.TextModel.forward = interrupted
-sys.exit(cli.main(["generate", "tiny", *sys.argv[1:]]))
+text.TextModel.forward = pressed
+sys.exit(cli.main(sys.argv[2:]))
 """
-    done = fresh.python(code, STORY["prompt"], "--raw", check=False)
+
+
+def test_ctrl_c_ends_without_a_traceback():
+    done = fresh.python(PRESSED, 3, "generate", "tiny", STORY["prompt"], "--raw", check=False)
     assert done.returncode == cli.INTERRUPTED and done.stderr == "\n"
     assert done.stdout and STORY["output_text"].startswith(done.stdout)
 

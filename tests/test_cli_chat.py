@@ -2,12 +2,12 @@
 
 import json
 import os
-import signal
 import subprocess
 import time
 
+import fresh
 import pytest
-from test_cli import ANSWER, BASE, COMMAND, EXAMPLES, QUESTION, STORY, SUM, run
+from test_cli import ANSWER, BASE, COMMAND, EXAMPLES, PRESSED, QUESTION, STORY, SUM, run
 
 import qwenref
 from qwenref.terminal_chat import Conversation, _Shown
@@ -107,11 +107,12 @@ def test_bad_input_to_a_chat_is_one_message_and_code_3(tmp_path):
         assert done.returncode == 3 and done.stdout == "" and "Traceback" not in done.stderr, words
 
 
-def at_terminal(typed, interrupt_after=None, **variables):
-    """(all that the terminal shows, exit code); each line is typed when a prompt is there."""
+def at_terminal(typed, pressed=0, **variables):
+    """(all that the terminal shows, exit code); each line is typed when a prompt is there, Ctrl-C as in PRESSED."""
     mine, theirs = pty.openpty()
     env = BASE | {"TERM": "xterm", "PYTHONUTF8": "1"} | variables
-    with subprocess.Popen([*COMMAND, "chat", "tiny"], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+    words = [*COMMAND[:2], "-c", PRESSED, str(pressed), "chat", "tiny"]
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=fresh.TESTS) as process:
         os.close(theirs)
         shown, deadline, typed = b"", time.monotonic() + 60, list(typed)
         answered = 0
@@ -120,9 +121,6 @@ def at_terminal(typed, interrupt_after=None, **variables):
                 shown += os.read(mine, 4096)
             except OSError:  # Linux's word for the end
                 break
-            if interrupt_after is not None and interrupt_after in shown:
-                process.send_signal(signal.SIGINT)
-                interrupt_after = None
             if shown.count(b"> ") > answered and shown.endswith(b"> ") and typed:
                 answered = shown.count(b"> ")
                 os.write(mine, typed.pop(0))
@@ -140,7 +138,7 @@ def test_a_terminal_dims_the_thinking_and_ends_with_the_input():
 
 def test_ctrl_c_stops_an_answer_and_not_the_conversation():
     story = b"Tell me a story about a fox.\n"
-    shown, code = at_terminal([story, b"/show prompt\n", b"/quit\n"], interrupt_after=b"\x1b[2m")
+    shown, code = at_terminal([story, b"/show prompt\n", b"/quit\n"], pressed=5)
     assert code == 0 and "stopped; question and answer are not kept" in shown
     assert "there is no answer yet" in shown and "Traceback" not in shown
 
