@@ -15,6 +15,11 @@ int qr_cpu_choose(const char *forced, qr_level *out, qr_error *error);
  * Call it only where qr_cpu_runs(QR_AVX512BF16). */
 double qr_cpu_bf16_rate(void);
 
+/* Keeps the float units of this thread busy with `steps` rounds of what a level has best: multiply-adds, or with `dot` the
+ * bf16 dot instruction. Returns the floating point operations done, 0 where this machine or level lacks the instruction.
+ * The portable level multiplies and adds in two steps, as its loops are compiled without a fused instruction. */
+int64_t qr_cpu_arithmetic(qr_level level, bool dot, int64_t steps);
+
 /* CPUs this process may use, at least 1: its affinity mask, cut by a quota of its control group. */
 int qr_cpu_count(void);
 

@@ -236,8 +236,8 @@ module_exec(PyObject *module)
         PyErr_NoMemory();
         return -1;
     }
-    if (qr_add_ops(module) < 0 || qr_add_module_type(module) < 0 || qr_add_checkpoint_types(module) < 0 ||
-        qr_add_config_types(module) < 0)
+    if (qr_add_buffers(module) < 0 || qr_add_ops(module) < 0 || qr_add_module_type(module) < 0 ||
+        qr_add_checkpoint_types(module) < 0 || qr_add_config_types(module) < 0 || qr_add_rates(module) < 0)
         return -1;
     return 0;
 }
@@ -291,6 +291,7 @@ module_free(void *module)
     (void)module_clear(module);
     qr_pool_free(state->pool); /* accepts NULL */
     state->pool = NULL;
+    Py_CLEAR(state->buffer_handler); /* refers to nothing, so no cycle needs it dropped before */
 }
 
 static PyModuleDef_Slot slots[] = {

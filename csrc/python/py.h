@@ -17,7 +17,8 @@
 #include "../core/pool.h"
 #include "../qr.h"
 
-/* State of one copy of the module. Every object below is owned; all are visited by traverse and dropped by clear. */
+/* State of one copy of the module. Every object below is owned; all but the last are visited by traverse and dropped by
+ * clear. */
 typedef struct qr_state {
     PyObject *numerics;       /* ContextVar: None, or a dict op name -> callable that takes the op's place */
     PyObject *sites;          /* ContextVar: None, or a callable (module, name, value) -> value */
@@ -31,9 +32,11 @@ typedef struct qr_state {
     PyObject *forward;        /* name "forward", interned */
     PyObject *hook_table;     /* collections.OrderedDict: handles hold hook tables weakly, which a plain dict refuses */
     PyObject *global_forward_hooks, *global_forward_pre_hooks; /* hook tables of the process */
+    PyObject *buffer_handler;                                  /* capsule: NumPy's data handler of large results */
     int bf16_typenum;
     qr_level level;
     qr_pool *pool;
+    struct qr_buffers *buffers; /* borrowed from buffer_handler */
 } qr_state;
 
 extern PyModuleDef qr_module;
@@ -56,5 +59,10 @@ int qr_add_ops(PyObject *module);
 int qr_add_module_type(PyObject *module);
 int qr_add_checkpoint_types(PyObject *module);
 int qr_add_config_types(PyObject *module);
+int qr_add_rates(PyObject *module);
+int qr_add_buffers(PyObject *module);
+
+/* A new array of undefined contents, its memory from the kept buffers where it is large. */
+PyObject *qr_new_array(qr_state *state, int ndim, npy_intp *shape, int typenum, int64_t bytes);
 
 #endif

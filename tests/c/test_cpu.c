@@ -154,4 +154,15 @@ TEST(the_smallest_quota_on_the_way_up_counts_rounded_up)
     CHECK_INT(rmdir(root), 0);
 }
 
+TEST(arithmetic_is_counted_by_step_and_refused_where_there_is_none)
+{
+    for (qr_level level = QR_SCALAR; level < QR_LEVELS; level++) {
+        const int64_t one = qr_cpu_arithmetic(level, false, 1);
+        CHECK(qr_cpu_runs(level) == (one > 0));
+        CHECK_INT(qr_cpu_arithmetic(level, false, 1000), 1000 * one);
+        CHECK_INT(qr_cpu_arithmetic(level, false, 0), 0);
+        CHECK_INT(qr_cpu_arithmetic(level, true, 1), level == QR_AVX512BF16 && qr_cpu_runs(level) ? 2 * one : 0);
+    }
+}
+
 RUN_TESTS()
