@@ -154,7 +154,7 @@ def render(options):
         enable_thinking=options.thinking,
     )
     if options.json:
-        _show_json("render", {"model": options.model, "text": rendered.text, "ids": list(rendered.ids)})
+        _show_json("render", {"model": options.model, **rendered.to_dict()})
     elif options.ids:
         _show(" ".join(map(str, rendered.ids)))
     else:
@@ -169,8 +169,8 @@ def tokenize(options):
     tokenizer = qwenref.from_pretrained(options.model).tokenizer
     ids, offsets = tokenizer.encode_offsets(text, special_tokens="text" if options.special_as_text else "ids")
     rows = [
-        {"id": int(id), "token": tokenizer.token_text(id), "start": int(start), "stop": int(stop)}
-        for id, (start, stop) in zip(ids, offsets, strict=True)
+        {"id": id, "token": tokenizer.token_text(id), "start": start, "stop": stop, "piece": text[start:stop]}
+        for id, (start, stop) in zip(ids, offsets.tolist(), strict=True)
     ]
     if options.json:
         _show_json("tokenize", {"model": options.model, "text": text, "ids": [row["id"] for row in rows], "rows": rows})

@@ -64,6 +64,22 @@ class Rendered(_Pair):
         wanted = [span for span in self.spans if span.message == message and part in (None, span.part)]
         return [id for span in wanted for id in self.ids[span.first : span.last]]
 
+    def to_dict(self):
+        """All of it as JSON has it: text, ids, spans with the role of their message, tail, enable_thinking."""
+        roles = [] if self._run is None else [message["role"] for message in self._run.values["messages"]]
+        spans = [
+            {"message": span.message, "role": None if span.message is None else roles[span.message]}
+            | {name: getattr(span, name) for name in ("part", "start", "stop", "first", "last")}
+            for span in self.spans
+        ]
+        return {
+            "text": self.text,
+            "ids": list(self.ids),
+            "spans": spans,
+            "tail": self.tail,
+            "enable_thinking": self.enable_thinking,
+        }
+
     def __repr__(self):
         thinking = {True: "thinking on", False: "thinking off", None: "no thinking switch"}[self.enable_thinking]
         head = f"Rendered · {len(self.text):,} characters · {len(self.ids):,} ids · {thinking}"

@@ -209,6 +209,29 @@ def test_render_writes_the_prompt_and_not_a_byte_more(tmp_path):
     assert (facts["text"], facts["ids"]) == (SUM["prompt"], SUM["prompt_ids"])
 
 
+def test_the_json_of_render_says_which_characters_and_ids_came_from_which_message(model):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 plus 1?"},
+        {"role": "assistant", "content": "2", "reasoning_content": "easy"},
+        {"role": "user", "content": "And 3 plus 4?"},
+    ]
+    facts = json.loads(run("render", "tiny", "-", "--json", "--no-thinking", stdin=json.dumps(messages)).stdout)
+    spans = facts["spans"]
+    assert "".join(facts["text"][span["start"] : span["stop"]] for span in spans) == facts["text"]
+    assert [id for span in spans for id in facts["ids"][span["first"] : span["last"]]] == facts["ids"]
+    contents = [span for span in spans if span["part"] == "content"]
+    assert [(span["message"], span["role"]) for span in contents] == list(enumerate(m["role"] for m in messages))
+    for span, message in zip(contents, messages, strict=True):
+        assert facts["text"][span["start"] : span["stop"]] == message["content"]
+        assert model.tokenizer.decode(facts["ids"][span["first"] : span["last"]]) == message["content"]
+    assert (spans[-1]["part"], spans[-1]["role"], spans[-1]["message"]) == ("tail", None, None)
+    assert facts["text"].endswith(facts["tail"]) and facts["tail"].endswith("<think>\n\n</think>\n\n")
+    assert facts["enable_thinking"] is False
+    asked = json.loads(run("render", "tiny", "-", "--json", stdin=json.dumps(messages)).stdout)
+    assert asked["enable_thinking"] is True and asked["tail"].endswith("<think>\n")
+
+
 def test_render_takes_tools_thinking_and_the_end(tmp_path, model):
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
     messages, tools = [{"role": "user", "content": "é 😀"}], tmp_path / "tools.json"
@@ -253,6 +276,8 @@ def test_tokenize_shows_each_token_with_its_place(model):
     facts = json.loads(run("tokenize", "tiny", text, "--json").stdout)
     assert facts["schema"] == "qwenref.tokenize/1" and facts["ids"] == ids
     assert [[row["start"], row["stop"]] for row in facts["rows"]] == offsets.tolist()
+    assert [row["piece"] for row in facts["rows"]] == [text[start:stop] for start, stop in offsets.tolist()]
+    assert [row["token"] for row in facts["rows"]] == [model.tokenizer.token_text(id) for id in ids]
 
 
 def test_tokenize_takes_special_tokens_as_text_when_asked_and_refuses_what_is_no_text(model):
