@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from qwenref.experiments import ablate, patch
     from qwenref.guard import check_finite
     from qwenref.lens import Lens, logit_lens
+    from qwenref.profiling import ModelProfile, profile
     from qwenref.rendering import first_difference
     from qwenref.sampling import Sampler
     from qwenref.states import States, export_states
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 _LATER = {
     "Answer": "answers",
     "Lens": "lens",
+    "ModelProfile": "profiling",
     "Sampler": "sampling",
     "States": "states",
     "ablate": "experiments",
@@ -67,6 +69,7 @@ _LATER = {
     "logit_lens": "lens",
     "parse": "answers",
     "patch": "experiments",
+    "profile": "profiling",
     "round_trip": "answers",
 }
 
@@ -89,12 +92,13 @@ def show_config():
     import ml_dtypes
     import numpy
 
-    from qwenref._C import cpu_level
+    from qwenref._C import cpu_level, kept_buffers
 
     print(f"qwenref    {__version__}")
     print(f"python     {platform.python_version()} · numpy {numpy.__version__} · ml_dtypes {ml_dtypes.__version__}")
     print(f"cpu        {platform.machine()} · instruction level {cpu_level()}   (QWENREF_CPU)")
     print(f"threads    {get_num_threads()}   (QWENREF_NUM_THREADS)")
+    print(f"buffers    {kept_buffers() / 2**20:,.0f} MiB of freed results kept for the next ones")
 
 
 def render(model, messages, **options):
@@ -126,6 +130,7 @@ __all__ = [
     "Linear",
     "Model",
     "ModelNotFound",
+    "ModelProfile",
     "Module",
     "ModuleList",
     "NonFiniteError",
@@ -164,6 +169,7 @@ __all__ = [
     "parameters",
     "parse",
     "patch",
+    "profile",
     "render",
     "round_trip",
     "set_num_threads",
