@@ -23,6 +23,7 @@ typedef struct qr_op_call {
     PyObject *given[QR_MAX_PARAMS]; /* borrowed from the caller */
     PyObject *held[QR_MAX_PARAMS];  /* owned arrays behind qr_call.array, by parameter */
     void *scratch[QR_MAX_PARAMS];   /* owned blocks */
+    bool large[QR_MAX_PARAMS];      /* the block is one of the kept buffers */
     qr_call call;
     qr_star star;
     qr_error error;
@@ -32,6 +33,8 @@ typedef struct qr_op_call {
 int qr_take_arguments(qr_op_call *c, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 int qr_take_inputs(qr_op_call *c);
 int qr_make_outputs(qr_op_call *c);
+
+void qr_free_scratch(qr_op_call *c, int i);
 
 /* New reference: the one array asked for, or a tuple of them in the order of the signature. */
 PyObject *qr_op_results(qr_op_call *c);

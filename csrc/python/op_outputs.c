@@ -1,16 +1,28 @@
 /* Results of an op: sized by its signature, allocated or taken from the caller, and handed back. */
 #include "op_call.h"
 
+#include "../core/buffers.h"
+
 /* Scratch starts on a cache line; the block's own address is kept for freeing. */
 static int
 make_scratch(qr_op_call *c, int i, qr_array *a)
 {
     const size_t bytes = (size_t)qr_elements(a) * qr_dtype_size(a->dtype);
-    c->scratch[i] = PyMem_RawMalloc(bytes + 64);
+    c->large[i] = bytes >= QR_BUFFER_LARGE;
+    c->scratch[i] = c->large[i] ? qr_buffers_take(c->state->buffers, bytes) : PyMem_RawMalloc(bytes + 64);
     if (c->scratch[i] == NULL)
         return qr_fail(&c->error, QR_NO_MEMORY, "%s: no memory for %zu bytes of scratch", c->op->signature.name, bytes);
     a->data = (void *)(((uintptr_t)c->scratch[i] + 63) & ~(uintptr_t)63);
     return 0;
+}
+
+void
+qr_free_scratch(qr_op_call *c, int i)
+{
+    if (c->scratch[i] != NULL && c->large[i])
+        qr_buffers_give(c->state->buffers, c->scratch[i]);
+    else
+        PyMem_RawFree(c->scratch[i]); /* accepts NULL */
 }
 
 /* From the first byte of an array to behind its last. No stride here is negative: see what inputs are made to be. */
@@ -108,7 +120,8 @@ qr_make_outputs(qr_op_call *c)
             npy_intp shape[QR_MAX_DIMS];
             for (int d = 0; d < a->ndim; d++)
                 shape[d] = (npy_intp)a->shape[d];
-            c->held[i] = PyArray_EMPTY(a->ndim, shape, qr_typenum(c->state, a->dtype), 0);
+            c->held[i] = qr_new_array(c->state, a->ndim, shape, qr_typenum(c->state, a->dtype),
+                                      qr_elements(a) * (int64_t)qr_dtype_size(a->dtype));
             if (c->held[i] == NULL)
                 return -1;
         }

@@ -78,7 +78,7 @@ call_compiled(const qr_op_object *op, PyObject *const *args, Py_ssize_t nargs, P
         qr_raise(state, &c.error);
     for (int i = 0; i < op->signature.params; i++) {
         Py_XDECREF(c.held[i]);
-        PyMem_RawFree(c.scratch[i]); /* accepts NULL */
+        qr_free_scratch(&c, i);
     }
     return result;
 }
