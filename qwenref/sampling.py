@@ -49,16 +49,19 @@ class Sampler:
     hf knows no presence or frequency penalty, so with that order they are refused; checkpoints whose model card asks
     for one (it is not in generation_config.json) mean another order.
 
-    Sources, read in 2026.
+    Sources, run or read in 2026; what the engines gave for some hundred cases is in tests/data/engine_samplers.json.
       hf         transformers 5.24.0: generation/utils.py (_get_logits_processor), generation/logits_process.py
-      vllm       vLLM 1.x engine: v1/sample/sampler.py, v1/sample/ops/topk_topp_sampler.py (the PyTorch path, which a
-                 request with a seed takes), model_executor/layers/utils.py (apply_penalties), sampling_params.py
-                 (a temperature above 0 and below 0.01 is raised to 0.01)
-      llama.cpp  src/llama-sampler.cpp, common/common.h (the default chain and penalty_last_n = 64), tools/server (the
-                 prompt goes through the sampler too).  The links of the chain that default to off are left out
-      sglang     SGLang: srt/layers/sampler.py (the flashinfer backend: with min-p, top-p sees the top-k renormalised,
-                 without, both look at the same probabilities; its "pytorch" backend parts ties and never renormalises),
-                 srt/sampling/sampling_batch_info.py (additive penalties before the scaling one),
+      vllm       vLLM 0.32.0, V1 engine: v1/sample/sampler.py, v1/sample/logits_processor/builtin.py (min-p),
+                 v1/sample/ops/topk_topp_sampler.py (the PyTorch path, which a request with a seed takes),
+                 model_executor/layers/utils.py (apply_penalties), sampling_params.py (a temperature above 0 and below
+                 0.01 is raised to 0.01)
+      llama.cpp  as in xllamacpp 2026.10.11549: src/llama-sampler.cpp, common/common.h (the default
+                 chain and penalty_last_n = 64), tools/server (the prompt goes through the sampler too; it refuses the
+                 -1 that older ones take).  The links of the chain that default to off are left out
+      sglang     SGLang 0.5.23: srt/layers/sampler.py (the flashinfer backend, of FlashInfer 0.7.4 sampling.cuh: with
+                 min-p, top-p sees the top-k renormalised, without, both look at the same probabilities; its "pytorch"
+                 backend, taken without a GPU and for deterministic inference, parts ties and never renormalises),
+                 srt/sampling/sampling_batch_info.py (additive penalties before the scaling one; top_k 1 is greedy),
                  srt/sampling/penaltylib (new ids only), srt/sampling/sampling_params.py (below 1e-6: greedy)
 
     Engines work in float32; where a cut falls within rounding of a threshold, one of them may keep one id more or less.
@@ -227,7 +230,7 @@ class Sampler:
 
     def _kept(self, ids, z):
         """The ids that survive all steps, ascending, and their logits over the temperature."""
-        if self.temperature == 0 or (self.order == "sglang" and self.temperature < 1e-6):
+        if self.temperature == 0 or (self.order == "sglang" and (self.temperature < 1e-6 or self.top_k == 1)):
             best = int(np.argmax(z))
             return ids[best : best + 1], z[best : best + 1]
         for step in _ORDERS[self.order]:

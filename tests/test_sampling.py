@@ -70,7 +70,7 @@ def defined(s, logits, context, prompt_length):
         v = lowered(scaled(v, last, s.repetition_penalty), last, s)
     else:
         v = scaled(lowered(v, new, s), new, s.repetition_penalty)
-    if s.temperature == 0:
+    if s.temperature == 0 or (s.order == "sglang" and s.top_k == 1):
         return {min(id for id in v if v[id] == max(v.values())): 1.0}
     if s.order != "llama.cpp":
         v = {id: value / s.temperature for id, value in v.items()}
@@ -235,6 +235,9 @@ def shares(*probs):
         ("vllm", {"temperature": 0.001}, [0.0, -0.01], [math.e / (1 + math.e), 1 / (1 + math.e)]),
         ("hf", {"temperature": 0.001}, [0.0, -0.001], [math.e / (1 + math.e), 1 / (1 + math.e)]),
         ("sglang", {"temperature": 1e-7}, [0.0, 0.0], [1, 0]),
+        # SGLang calls a request for one id greedy.
+        ("sglang", {"top_k": 1}, [1.0, 2.0, 2.0], [0, 1, 0]),
+        ("vllm", {"top_k": 1}, [2.0, 2.0], [0.5, 0.5]),
     ],
 )
 def test_the_orders_by_hand(order, options, logits, expected):
