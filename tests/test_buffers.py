@@ -1,4 +1,4 @@
-"""Large results come from buffers that are kept: the arrays are NumPy's as any other, and memory stays within bounds."""
+"""Large results come from buffers that are kept: arrays as any other of NumPy, and memory stays within bounds."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
