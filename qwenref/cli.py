@@ -20,7 +20,7 @@ qwenref {__version__}: reference runtime for the Qwen3.5 family.  MODEL is tiny,
   qwenref generate tiny "How much is 31 plus 23?"      an answer with its chain of thought
   qwenref generate tiny "Once upon a time," --raw      a text continued, without the chat template
 The same in Python: import qwenref; model = qwenref.from_pretrained("tiny"); print(model)
-Each verb explains itself: qwenref inspect --help; also generate, chat, render, tokenize."""
+Each verb explains itself: qwenref inspect --help; also generate, chat, render, tokenize, bench."""
 
 
 def main(argv=None):
@@ -183,6 +183,32 @@ def tokenize(options):
     return FINE
 
 
+def bench(options):
+    from qwenref.bench import bench
+
+    report = bench(
+        options.model,
+        shape=options.shape,
+        against=[name for name in (options.against or "").split(",") if name],
+        folder=options.folder,
+        only=options.only,
+        rounds=options.rounds,
+        tokens=options.tokens,
+        prefill=options.prefill,
+        threads=options.threads,
+    )
+    for warning in report.facts["warnings"]:
+        _tell(f"bench: {warning}")
+    if options.svg:
+        with open(options.svg, "w", encoding="utf-8") as file:
+            file.write(report.svg())
+    if options.json:
+        _show_json("bench", report.to_dict())
+    else:
+        _show(report.text())
+    return FINE
+
+
 def _sampling(options):
     """Arguments of `generate` for the sampling that was asked for: none, where none was."""
     from qwenref.errors import InputError, compose
@@ -259,14 +285,17 @@ def _parser():
     _add_chat(verbs)
     _add_render(verbs)
     _add_tokenize(verbs)
+    _add_bench(verbs)
     return parser
 
 
-def _verb(verbs, name, run, example, summary, json=True):
+def _verb(verbs, name, run, example, summary, json=True, model=None):
     verb = verbs.add_parser(name, help=summary, description=summary)
     verb.example = example
     verb.set_defaults(run=run)
-    verb.add_argument("model", metavar="MODEL", help='"tiny", a folder, or a hub name such as Qwen/Qwen3.5-0.8B')
+    verb.add_argument(
+        "model", metavar="MODEL", nargs=model, help='"tiny", a folder, or a hub name such as Qwen/Qwen3.5-0.8B'
+    )
     if json:
         verb.add_argument("--json", action="store_true", help="one JSON document on standard output, nothing else")
     return verb
@@ -346,6 +375,27 @@ def _add_tokenize(verbs):
     verb.add_argument("text", metavar="TEXT", help="- reads standard input, to the last newline")
     verb.add_argument("--ids", action="store_true", help="ids only, on one line")
     verb.add_argument("--special-as-text", action="store_true", help="<|im_end|> and its like are mere characters")
+
+
+def _add_bench(verbs):
+    summary = "Speed against the machine's limits, the goals and other engines; takes minutes."
+    example = "qwenref bench --shape 0.8b --folder DIR --against torch"
+    verb = _verb(verbs, "bench", bench, example, summary, model="?")
+    from qwenref.bench import SHAPES
+
+    verb.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead (default 0.8b)")
+    verb.add_argument("--folder", metavar="DIR", help="where they are kept, and made once; else a temporary one")
+    verb.add_argument("--against", metavar="LIST", help="torch, llama.cpp or both, comma-separated")
+    verb.add_argument("--only", nargs="+", metavar="GOAL", help="goals by name, such as 'decode.*' or op.smallest")
+    for name, default, what in (
+        ("rounds", 5, "turns of the contenders"),
+        ("tokens", 16, "tokens decoded in a turn"),
+        ("prefill", 512, "tokens of the prompt"),
+        ("threads", None, "threads of every contender; default: as set"),
+    ):
+        shown = f"{what} (default {default})" if default else what
+        verb.add_argument(f"--{name}", type=_number(f"--{name}", 1), default=default, metavar="N", help=shown)
+    verb.add_argument("--svg", metavar="FILE", help="write a picture of the roofline")
 
 
 def _number(name, least):
