@@ -38,6 +38,7 @@ from qwenref.model import ForCausalLM, ForConditionalGeneration, Model
 from qwenref.module import Module, ModuleList
 from qwenref.numerics import numerics
 from qwenref.parameter import Parameter
+from qwenref.positions import rope_index
 from qwenref.sizes import cache_size, mixers, parameters
 from qwenref.text import Attention, DecoderLayer, GatedDeltaNet, TextModel
 from qwenref.trace import trace
@@ -171,6 +172,7 @@ __all__ = [
     "patch",
     "profile",
     "render",
+    "rope_index",
     "round_trip",
     "set_num_threads",
     "show_config",

@@ -16,6 +16,8 @@ from qwenref import _C
 from qwenref.checks import is_whole
 from qwenref.errors import CapabilityMissing, InputError, compose
 from qwenref.numerics import active, unless_chosen
+from qwenref.pictures import met_before, waiting_arrays
+from qwenref.positions import NOTHING
 
 _ROOM = 64  # an attention layer grows by at least this many tokens, and by half
 
@@ -141,12 +143,12 @@ def fresh_layers(config, batch, dtype):
     return [_KINDS[kind](config, batch, dtype) for kind in config.layer_types]
 
 
-# A row after exactly so many of its tokens: `layers` {index: Recurrent} of the DeltaNet layers.  Keys and values need
-# nothing but that number.
-Mark = namedtuple("Mark", "rope_delta sequence sequence_begin layers")
+# A row after exactly so many of its tokens: `layers` {index: Recurrent} of the DeltaNet layers, and what it is waiting
+# for of a picture it is in.  Keys and values need nothing but that number.
+Mark = namedtuple("Mark", "rope_delta sequence sequence_begin layers waiting")
 Recurrent = namedtuple("Recurrent", "conv_state recurrent_state")
 NO_SEQUENCE = np.iinfo(np.int64).min  # of a row that was in none so far
-_START = Mark(0, NO_SEQUENCE, 0, {})
+_START = Mark(0, NO_SEQUENCE, 0, {}, NOTHING)
 _GEOMETRY = (  # what shapes and meaning of the arrays of a cache follow from
     "layer_types", "num_key_value_heads", "head_dim", "linear_conv_kernel_dim", "linear_num_key_heads",
     "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "rotary_dim", "rope_theta", "mrope_axes",
@@ -158,7 +160,9 @@ class Cache:
     """Memory of `batch` conversations with one model.
 
     `.length` int64 [B] tokens remembered per row, pads not counted · `.mask` bool [B, columns] what was fed ·
-    `.layers[i]` the arrays of layer i · `.rope_deltas` int64 [B] · `.nbytes` bytes of all arrays in use.
+    `.layers[i]` the arrays of layer i · `.rope_deltas` int64 [B]: next position of a row minus its tokens ·
+    `.waiting` what each row was given of pictures and has not met yet · `.nbytes` bytes of all arrays in use: those of
+    the layers, and the embeddings of the pictures in `.waiting`, H values for each placeholder of one, until it ends.
     Its arrays have the dtype of the numerics profile of the first call, and a later call under a profile of another
     dtype is refused.  One of the same dtype goes on from what is there, rounded as the earlier one rounded it.  One
     call at a time is made on a cache.
@@ -207,6 +211,8 @@ class Cache:
             rope_deltas=np.zeros(B, np.int64),
             sequence=None,  # id and first token of the sequence each row is in, once packed rows were fed
             sequence_begin=np.zeros(B, np.int64),
+            waiting=[NOTHING] * B,  # positions.Waiting of each row
+            met=[()] * B,  # pictures.Met of each row
             layers=fresh_layers(self.config, B, np.dtype(dtype)),
             _marks=[{} for _ in range(B)],  # of each row: {tokens: Mark}; a step puts new dicts in their place
         )
@@ -224,7 +230,8 @@ class Cache:
 
     @property
     def nbytes(self):
-        return sum(layer.nbytes for layer in self.layers)
+        pictures = waiting_arrays(self.waiting).values()
+        return sum(layer.nbytes for layer in self.layers) + sum(array.nbytes for array in pictures)
 
     def reset(self):
         """Forget everything; the next call starts a conversation."""
@@ -244,6 +251,8 @@ class Cache:
             layers=[layer.taken(rows, longest) for layer in self.layers],
             sequence=None if self.sequence is None else self.sequence[rows],
             batch=len(rows),
+            waiting=[self.waiting[row] for row in rows],
+            met=[self.met[row] for row in rows],
             _marks=[dict(self._marks[row]) for row in rows],
             **{name: getattr(self, name)[rows] for name in ROWS},
         )
@@ -255,6 +264,7 @@ class Cache:
         saved["sequence"] = None if self.sequence is None else self.sequence.copy()
         saved["layers"] = [{name: array.copy() for name, array in layer.arrays().items()} for layer in self.layers]
         saved["marks"] = [dict(marks) for marks in self._marks]
+        saved["waiting"], saved["met"] = list(self.waiting), list(self.met)
         return saved
 
     def restore(self, saved):
@@ -278,6 +288,8 @@ class Cache:
             batch=len(saved["length"]),
             dtype=saved["dtype"],
             _marks=[dict(marks) for marks in saved["marks"]],
+            waiting=list(saved["waiting"]),
+            met=list(saved["met"]),
             **{name: saved[name].copy() for name in ROWS},
         )
 
@@ -292,7 +304,9 @@ class Cache:
     def snapshot_nbytes(self):
         """Bytes of the states kept for `crop`; rows that were copied by `reorder` share theirs."""
         kept = {id(mark): mark for marks in self._marks for mark in marks.values()}
-        return sum(array.nbytes for mark in kept.values() for pair in mark.layers.values() for array in pair)
+        states = sum(array.nbytes for mark in kept.values() for pair in mark.layers.values() for array in pair)
+        pictures = waiting_arrays(mark.waiting for mark in kept.values())
+        return states + sum(array.nbytes for array in pictures.values())
 
     def keeps(self, lengths):
         """Where, in an array of numbers of tokens, the states are kept."""
@@ -308,6 +322,10 @@ class Cache:
         `snapshot_every`, with which the empty start is one as well) and the tokens between that and `tokens`, whose
         number is returned, have to be fed again.  A row that is no longer than asked stays what it is.  `.mask` then
         ends with the last column that a row still remembers.  A cache that cannot go back says so and stays what it is.
+
+        Pictures that begin behind the place a row goes back to are forgotten: they are handed over again with the call
+        of their first placeholder.  One that it goes back into is kept.  A row cut inside of an image or video without
+        a snapshot there goes back to where that begins.
         """
         self._between_calls("Cache.crop")
         wanted = np.minimum(self._checked_crop(tokens), self.length)
@@ -325,6 +343,11 @@ class Cache:
         columns = np.flatnonzero(mask.any(axis=0))
         values = {name: getattr(self, name).copy() for name in ("rope_deltas", "sequence_begin")}
         sequence = None if self.sequence is None else self.sequence.copy()
+        waiting, met = list(self.waiting), list(self.met)
+        for row in shorter:
+            met[row], _ = met_before(met[row], kept[row])
+            waiting[row] = marks[row].waiting if row in marks else NOTHING
+            values["rope_deltas"][row] -= self._delta_behind(row, kept[row])
         for row, mark in marks.items():
             values["rope_deltas"][row], values["sequence_begin"][row] = mark.rope_delta, mark.sequence_begin
             if sequence is not None:
@@ -336,6 +359,8 @@ class Cache:
             length=kept,
             mask=np.ascontiguousarray(mask[:, : columns[-1] + 1 if len(columns) else 0]),
             sequence=sequence,
+            waiting=waiting,
+            met=met,
             _marks=[{n: mark for n, mark in own.items() if n <= kept[b]} for b, own in enumerate(self._marks)],
             **values,
         )
@@ -362,11 +387,14 @@ class Cache:
         if tokens == 0:
             return 0, _START
         stateful = sum(isinstance(layer, DeltaNetLayerCache) for layer in self.layers)
-        if not stateful and tokens > self.sequence_begin[row]:
-            return tokens, None
+        _, whole = met_before(self.met[row], tokens)
         before = [n for n in self._marks[row] if n <= tokens]
+        if not stateful and whole > self.sequence_begin[row] and whole >= max(before, default=0):
+            return whole, None
         if before:
             return max(before), self._marks[row][max(before)]
+        if not stateful and whole == 0:
+            return 0, _START
         if self.snapshot_every is not None:
             return 0, _START
         what = f"{stateful} DeltaNet layer{'s' * (stateful > 1)} cannot be cropped to {tokens} tokens"
@@ -379,6 +407,14 @@ class Cache:
                 do="crop(0) starts over; snapshot() and restore() go back to any point between calls",
             )
         )
+
+    def _delta_behind(self, row, tokens):
+        """What the pictures that begin behind the first `tokens` of a row add to its rope_delta."""
+        begun = self.waiting[row].begun
+        behind = [one.reach - one.tokens for one in self.met[row] if one.begin >= tokens]
+        if begun and behind:
+            behind[-1] = int(begun.picture.reach(begun.met)) - begun.met
+        return sum(behind)
 
     # Files.
 

@@ -3,6 +3,7 @@
 from html import escape
 
 from qwenref.html import block, table
+from qwenref.pictures import waiting_arrays
 from qwenref.plain import broken
 from qwenref.tree import index_ranges
 
@@ -37,6 +38,9 @@ def headline(cache):
             sums[part] = layers | {id(layer)}, nbytes + array.nbytes
     ordered = [(part, *sums[part]) for part in ("keys/values", "state", "conv") if part in sums]
     parts = " + ".join(f"{len(layers)} x {part} {_size(nbytes)}" for part, layers, nbytes in ordered)
+    pictures = waiting_arrays(cache.waiting).values()
+    if pictures:
+        parts += f" + {len(pictures)} x picture {_size(sum(array.nbytes for array in pictures))}"
     one = "" if tokens == "1" else "s"
     return f"Cache · {rows}, {tokens} token{one} · {_size(cache.nbytes)} = {parts}"
 
@@ -60,6 +64,11 @@ def rows(cache):
         if "conv_state" in arrays:
             shown.append(f"conv {_shape('conv_state', arrays['conv_state'])}")
         yield f"{kind:<9}", f"layer{'s' * (len(at) > 1)} {index_ranges(at)}", " · ".join(shown)
+    for row, (begun, pictures) in enumerate(cache.waiting):
+        inside = [f"inside {begun.picture.name} ({begun.met:,} of {begun.picture.tokens:,} tokens)"] if begun else []
+        later = [", ".join(picture.name for picture in pictures[:4]) + (", …" if len(pictures) > 4 else "")]
+        if begun or pictures:
+            yield "pictures", f"row {row}", " · ".join(inside + [f"waits for {text}" for text in later if text])
     if cache.snapshot_every is not None:
         held = len({id(mark) for marks in cache._marks for mark in marks.values()})
         every = f"every {cache.snapshot_every:,} token{'s' * (cache.snapshot_every > 1)}"

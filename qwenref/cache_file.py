@@ -5,12 +5,19 @@ A cache (format "qwenref.cache", version 1) has one tensor for each thing a cach
     length, rope_deltas, sequence_begin    int64 [B]
     mask                                   bool [B, columns]
     sequence                               int64 [B], only after packed rows
+    pictures                               int64 [n, 9], pictures not met yet: row, kind (1 image, 2 video), number,
+                                           frame group, frame groups, merged height and width, position of its first
+                                           placeholder (-1: none came yet), placeholders met
+    picture_embeds                         [sum of height x width, H], of one after the other
+    met                                    int64 [m, 7], pictures met: row, first token, placeholders, positions taken,
+                                           kind, first token of the image or video, frame groups of it that follow
     layers.I.keys, layers.I.values         [B, K-head, S, D], S the longest row, rotated as attention uses them
     layers.I.conv_state                    [B, C, W-1], oldest first
     layers.I.recurrent_state               [B, V-head, K, D], value heads in the checkpoint's order
 
-and metadata, all text: format, version, dtype, config (JSON of the text section), snapshot_every, digest (SHA-256 over
-names, types, shapes and bytes).  States at chosen tokens have a format of their own, see `qwenref.states`.
+The names of pictures are there where a row was given any.  Metadata, all text: format, version, dtype, config (JSON of
+the text section), snapshot_every, digest (SHA-256 over names, types, shapes and bytes).  States at chosen tokens have a format of
+their own, see `qwenref.states`.
 """
 
 import json
@@ -21,6 +28,8 @@ import numpy as np
 from qwenref import _C
 from qwenref.cache import ROWS, AttentionLayerCache, same_geometry
 from qwenref.errors import CheckpointError, compose
+from qwenref.pictures import Met
+from qwenref.positions import NOTHING, VIDEO, Begun, Picture, Waiting
 
 VERSION = "1"
 
@@ -29,6 +38,7 @@ def save(cache, path):
     tensors = {name: getattr(cache, name) for name in ROWS}
     if cache.sequence is not None:
         tensors["sequence"] = cache.sequence
+    tensors.update(pictures_to_arrays(cache.waiting, cache.met))
     for i, layer in enumerate(cache.layers):
         tensors.update({f"layers.{i}.{name}": array for name, array in layer.arrays().items()})
     extra = {"snapshot_every": json.dumps(cache.snapshot_every)}
@@ -46,6 +56,12 @@ def load(kind, path, expected):
     shapes = dict.fromkeys((*ROWS, *(["sequence"] if "sequence" in tensors else [])), (rows,))
     shapes["mask"] = (rows, int(tensors["mask"].shape[-1]) if "mask" in tensors else 0)
     dtypes = dict.fromkeys(shapes, np.int64) | {"mask": bool}
+    for name, width in _WIDTHS.items():
+        if name in tensors:
+            shapes[name], dtypes[name] = (len(tensors[name]), width), np.int64
+    if "pictures" in tensors:
+        placeholders = int(tensors["pictures"][:, 5:7].prod(axis=1).sum()) if tensors["pictures"].ndim == 2 else 0
+        shapes["picture_embeds"] = placeholders, config.hidden_size
     for i, layer in enumerate(cache.layers):
         for name, array in layer.arrays().items():
             grown = isinstance(layer, AttentionLayerCache)
@@ -55,7 +71,15 @@ def load(kind, path, expected):
     check(path, tensors, {name: (np.dtype(dtypes.get(name, cache.dtype)), shape) for name, shape in shapes.items()})
     if (tensors["mask"].sum(axis=1) != length).any():
         raise CheckpointError(compose(f"{path}: length and mask disagree", expected="as many columns kept as tokens"))
+    for name in _WIDTHS:
+        if name in tensors and ((tensors[name][:, 0] < 0) | (tensors[name][:, 0] >= rows)).any():
+            raise CheckpointError(
+                compose(f"{path}: {name} of a row that is not there", expected=f"rows 0 to {rows - 1}")
+            )
+    waiting, met = _pictures_of(tensors, rows)
     cache._become(
+        waiting=waiting,
+        met=met,
         layers=[
             layer.holding({name: tensors[f"layers.{i}.{name}"] for name in layer.arrays()})
             for i, layer in enumerate(cache.layers)
@@ -64,6 +88,47 @@ def load(kind, path, expected):
         **{name: tensors[name] for name in ROWS},
     )
     return cache
+
+
+_WIDTHS = {"pictures": 9, "met": 7}
+
+
+def pictures_to_arrays(waiting, met):
+    """{name: array} of what rows wait for and have met, without the names of what there is nothing of."""
+    lines, embeds = [], []
+    for row, (begun, pictures) in enumerate(waiting):
+        for picture, base, done in (*((begun,) if begun else ()), *((picture, -1, 0) for picture in pictures)):
+            grid = picture.frame, picture.frames, picture.height, picture.width
+            lines.append((row, picture.kind, picture.number, *grid, base, done))
+            embeds.append(picture.embeds)
+    arrays = {}
+    if lines:
+        arrays["pictures"], arrays["picture_embeds"] = np.array(lines, np.int64), np.concatenate(embeds)
+    entries = [(row, *entry) for row, own in enumerate(met) for entry in own]
+    return arrays | ({"met": np.array(entries, np.int64)} if entries else {})
+
+
+def _pictures_of(tensors, rows):
+    """(waiting, met) of each row, from the arrays of `pictures_to_arrays`."""
+    waiting, at, last = [NOTHING] * rows, 0, {}
+    for row, kind, number, frame, frames, height, width, base, done in tensors.get("pictures", ()):
+        picture = Picture(int(kind), int(number), int(height), int(width), int(frame), int(frames))
+        picture.embeds = tensors["picture_embeds"][at : at + picture.tokens].copy()
+        picture.embeds.flags.writeable = False
+        at += picture.tokens
+        if kind == VIDEO:
+            if frame and row in last and last[row].frame == frame - 1:
+                last[row].next = picture
+            last[row] = picture
+        begun, pictures = waiting[row]
+        if base >= 0:
+            waiting[row] = Waiting(Begun(picture, int(base), int(done)), pictures)
+        else:
+            waiting[row] = Waiting(begun, (*pictures, picture))
+    met = [()] * rows
+    for row, *entry in tensors.get("met", ()):
+        met[row] = (*met[row], Met(*map(int, entry)))
+    return waiting, met
 
 
 def write(path, form, config, dtype, tensors, extra):

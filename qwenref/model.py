@@ -11,10 +11,9 @@ from qwenref.layers import Linear
 from qwenref.module import Module
 from qwenref.numerics import profile, unless_chosen
 from qwenref.outputs import ModelOutput
+from qwenref.pictures import Handed
 from qwenref.step import OpensSteps, Step
 from qwenref.text import TextModel
-
-_PIXELS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
 
 
 class LanguageModel(OpensSteps, Module):
@@ -89,6 +88,7 @@ class LanguageModel(OpensSteps, Module):
         use_cache=False,
         output_hidden_states=False,
         output_attentions=False,
+        mm_token_type_ids=None,
         **unknown,
     ):
         """Logits float32 [B, T, vocab] (float64 under fp64) and what else was asked for.
@@ -98,6 +98,15 @@ class LanguageModel(OpensSteps, Module):
         sequence_ids [B, T]: a change starts a new sequence · logits_to_keep n: logits of the last n tokens, 0 all,
         or a list of tokens (-1 the last) · hidden_states: embeddings, each layer, the last one after the final norm;
         residuals: the same without that norm.
+
+        pixel_values [patches, width], image_grid_thw [n, 3] (1, height, width in patches): the images of this call in
+        the order of their placeholders, row after row; pixel_values_videos, video_grid_thw the same for videos, whose
+        frame groups stand each behind a timestamp.  A picture is handed over once, with the call in which its first
+        placeholder comes.  A cache keeps what the prompt has not come to yet, also inside of a picture, and one of a
+        single row also keeps pictures that come early.  The placeholders of each have to be as many as its grid makes.
+        mm_token_type_ids [B, T]: 0 makes a placeholder id text.  In a call that brings no picture to a row that waits
+        for none, a lone placeholder outside of vision marks is text, as models write such ids.
+        rope_deltas int64 [B]: next position minus number of tokens; with a cache, or where pictures were met.
         """
         older = unknown.pop("past_key_values", None)
         refuse_unknown(unknown, _KEYWORDS)
@@ -106,17 +115,31 @@ class LanguageModel(OpensSteps, Module):
                 compose("forward: cache and past_key_values", found="two caches", expected="one of the two")
             )
         cache = older if cache is None else cache
-        for name, value in zip(
-            _PIXELS, (pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw), strict=True
-        ):
-            if value is not None:
-                raise CapabilityMissing(compose(f"forward: {name}: the vision tower is not part of this version"))
+        pictures = {
+            "pixel_values": pixel_values,
+            "image_grid_thw": image_grid_thw,
+            "pixel_values_videos": pixel_values_videos,
+            "video_grid_thw": video_grid_thw,
+            "mm_token_type_ids": mm_token_type_ids,
+        }
+        pictures = {name: value for name, value in pictures.items() if value is not None}
+        if pictures and not self._SEES:
+            raise CapabilityMissing(
+                compose(
+                    f"forward: {next(iter(pictures))} for a model of text alone",
+                    expected="a ForConditionalGeneration",
+                    do="open the checkpoint with its vision tower",
+                )
+            )
+        keeps = cache is not None or use_cache
         text = self.config.text_config
         with unless_chosen(self.numerics):
             input_ids, inputs_embeds = hidden_or_ids(text, input_ids, inputs_embeds)
             B, T = (inputs_embeds if input_ids is None else input_ids).shape[:2]
             keep = checked_keep(logits_to_keep, T)
-            with Step.start(self, cache, text, B, T, attention_mask, position_ids, sequence_ids, encloses=True) as step:
+            with Step.start(
+                self, cache, text, B, T, attention_mask, position_ids, sequence_ids, encloses=2, keeps=keeps
+            ) as step:
                 out = self.model(
                     input_ids=input_ids,
                     attention_mask=attention_mask,
@@ -126,16 +149,17 @@ class LanguageModel(OpensSteps, Module):
                     use_cache=use_cache,
                     output_hidden_states=output_hidden_states,
                     output_attentions=output_attentions,
+                    **pictures,
                 )
                 hidden = out.last_hidden_state
                 logits = self.lm_head(hidden if keep is None else np.ascontiguousarray(hidden[:, keep]))
         return ModelOutput(
             logits=logits,
-            cache=step.cache if use_cache or cache is not None else None,
+            cache=step.cache if keeps else None,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
             residuals=out.residuals,
-            rope_deltas=step.cache.rope_deltas if use_cache or cache is not None else None,
+            rope_deltas=step.cache.rope_deltas if keeps or step.placing.merges else None,
         )
 
     def run(self, *args, **options):
@@ -187,6 +211,7 @@ class ForCausalLM(LanguageModel):
     """Text only: `model.layers...`, `lm_head`."""
 
     _BACKBONE = "model."
+    _SEES = False
 
     def _add_backbone(self, config, dtype):
         self.model = TextModel(config.text_config, dtype)
@@ -197,8 +222,8 @@ class ForCausalLM(LanguageModel):
         return self.model
 
 
-class Model(Module):
-    """The composite without its head: `language_model`."""
+class Model(OpensSteps, Module):
+    """The composite without its head: `visual`, where the checkpoint has one, and `language_model`."""
 
     output_dims = "B, T, H"
 
@@ -211,15 +236,60 @@ class Model(Module):
     def _absent(self, name):
         return absent.from_stack(self, "language_model.", name)
 
-    def forward(self, input_ids=None, **options):
-        """See `TextModel.forward`."""
-        return self.language_model(input_ids=input_ids, **options)
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        cache=None,
+        inputs_embeds=None,
+        pixel_values=None,
+        image_grid_thw=None,
+        pixel_values_videos=None,
+        video_grid_thw=None,
+        mm_token_type_ids=None,
+        sequence_ids=None,
+        use_cache=False,
+        **options,
+    ):
+        """See `TextModel.forward`, and for pictures `ForConditionalGeneration.forward`.
+
+        The tower runs once, on all pictures of the call; its rows take the places of their placeholders in what the
+        text model gets as embeddings.
+        """
+        text = self.config.text_config
+        input_ids, inputs_embeds = hidden_or_ids(text, input_ids, inputs_embeds)
+        B, T = (inputs_embeds if input_ids is None else input_ids).shape[:2]
+        keeps = cache is not None or use_cache
+        with Step.start(
+            self, cache, text, B, T, attention_mask, position_ids, sequence_ids, encloses=1, keeps=keeps
+        ) as step:
+            images, videos = (pixel_values, image_grid_thw), (pixel_values_videos, video_grid_thw)
+            handed = Handed(self.config, input_ids, (B, T), images, videos, mm_token_type_ids, exact=not step.keeps)
+            step.place(handed)
+            if handed.given or step.placing.merges:
+                hidden = self.language_model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+                step.features = handed.features(getattr(self, "visual", None), text.hidden_size)
+                input_ids, inputs_embeds = None, step.placing.embedded(hidden, step.features)
+            out = self.language_model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cache=step.cache,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                **options,
+            )
+        if not keeps:
+            out.cache = None
+        return out
 
 
 class ForConditionalGeneration(LanguageModel):
     """Text and vision: `model.language_model.layers...`, `lm_head`."""
 
     _BACKBONE = "model.language_model."
+    _SEES = True
 
     def _add_backbone(self, config, dtype):
         self.model = Model(config, dtype)

@@ -13,11 +13,14 @@ from qwenref.cache import NO_SEQUENCE, Cache, DeltaNetLayerCache, Mark, Recurren
 from qwenref.errors import InputError, ShapeError, compose
 from qwenref.inputs import checked_mask, checked_positions, checked_sequences
 from qwenref.numerics import active
+from qwenref.pictures import Placing
 
 _final = ContextVar("qwenref_final_steps", default=None)  # steps made final inside the hooked call of a model
 
 
-_CHANGING = ("layers", "dtype", "mask", "length", "sequence", "sequence_begin", "rope_deltas", "_marks")
+_CHANGING = (
+    "layers", "dtype", "mask", "length", "sequence", "sequence_begin", "rope_deltas", "waiting", "met", "_marks",
+)  # fmt: skip
 
 
 class OpensSteps:
@@ -49,7 +52,8 @@ class Step:
 
     `.mask` bool [B, T] or None (nothing masked) · `.advance` int64 [B, T] or None: 0 skip, 1 advance, 2 forget first ·
     `.begin`, `.end` int64 [B, T]: keys a token sees · `.positions` int64 [3, B, T] ·
-    `.attentions` {layer: weights}, or None when nobody asked ·
+    `.placing` which tokens are pictures ·
+    `.keeps` whether the cache outlives the call · `.attentions` {layer: weights}, or None when nobody asked ·
     `.stored` how the profile rounds what a cache keeps, or None ·
     `.cuts` numbers of tokens of this call, fewer than T, after which the cache keeps the states of a row.
     A model opens one with `Step.start`; the model inside it shares it, and only the outermost makes it final.
@@ -57,7 +61,8 @@ class Step:
 
     def __init__(self, cache, batch, tokens, attention_mask=None, position_ids=None, sequence_ids=None):
         self.cache, self.shape = cache, (batch, tokens)
-        self._staged, self._depth, self._encloses, self.owner = {}, 0, False, None
+        self._staged, self._depth, self._encloses, self.owner = {}, 0, 0, None
+        self.keeps, self._placing, self.features = True, None, {}
         self.cuts, self._between = (), {}
         self.final = True  # whether the cache changes when the call has come through
         self._thread = threading.get_ident()
@@ -90,11 +95,21 @@ class Step:
         self._place(kept, ids, batch, tokens)
         self._mask = np.concatenate([cache.mask, self._kept], axis=1)
         self._before = {name: getattr(cache, name) for name in _CHANGING}, [layer.held() for layer in cache.layers]
-        self.positions = checked_positions(position_ids, batch, tokens, self._kept, ids)
-        if self.positions is None:
-            own = self.end - 1 - self.begin + (cache.rope_deltas[:, None] if ids is None else 0)
-            own = own if self.mask is None else np.where(self.mask, own, 0)
-            self.positions = np.broadcast_to(own, (3, batch, tokens))
+        self._positions = checked_positions(position_ids, batch, tokens, self._kept, ids)
+
+    def place(self, handed):
+        """Say which tokens are pictures: `handed` is what the call brings, None for text alone."""
+        self._placing = Placing(self.cache, handed, self._kept, self.begin, self.end)
+
+    @property
+    def placing(self):
+        if self._placing is None:
+            self.place(None)
+        return self._placing
+
+    @property
+    def positions(self):
+        return self.placing.positions if self._positions is None else self._positions
 
     def _place(self, kept, ids, batch, tokens):
         """Fill mask, advance, begin, end, and the lengths and sequences there will be afterwards."""
@@ -142,29 +157,41 @@ class Step:
 
     @classmethod
     def start(
-        cls, owner, cache, config, batch, tokens, mask=None, positions=None, sequences=None, encloses=False, final=True
+        cls,
+        owner,
+        cache,
+        config,
+        batch,
+        tokens,
+        mask=None,
+        positions=None,
+        sequences=None,
+        encloses=0,
+        final=True,
+        keeps=True,
     ):
         """A new step of the model `owner`; no cache means one for this call.
 
-        The first model inside one that `encloses` gets the step that is there.  One that is not `final` leaves the
-        cache as it is.
+        `encloses` is the rank of the model: 2 with a head, 1 a composite, 0 a text model.  The first one of lower rank
+        inside gets the step that is there.  One that is not `final` leaves the cache as it is.  No picture may be left
+        for a later call where nobody `keeps` the cache.
         """
         if cache is not None:
             _check_cache(cache, config)
             step = cache.step
             if step is not None:
-                if encloses or not final or not step._encloses or step._thread != threading.get_ident():
+                if encloses >= step._encloses or not final or step._thread != threading.get_ident():
                     raise InputError(
                         compose(
                             "cache: another call is being made on it",
                             do="give each thread, and each call inside a hook, a cache of its own",
                         )
                     )
-                step._encloses = False
+                step._encloses = encloses
                 return step.sharing(batch, tokens)
         cache = Cache(config, batch) if cache is None else cache
         step = cls(cache, batch, tokens, mask, positions, sequences)
-        step._encloses, step.owner, step.final = encloses, owner, final
+        step._encloses, step.owner, step.final, step.keeps = encloses, owner, final, keeps
         if final:
             step.cuts = tuple(
                 end for end in (np.flatnonzero(step._kept_after.any(axis=0)) + 1).tolist() if end < tokens
@@ -226,7 +253,8 @@ class Step:
             _final.get().append(self)
 
     def _commit(self):
-        marks = self._marked()
+        marks, placing = self._marked(), self.placing
+        placing.own(self.features, [mark.waiting for own in marks for mark in own.values()])
         for index, arrays in self._staged.items():
             layer = self.layers[index]
             if arrays is None:
@@ -239,6 +267,7 @@ class Step:
         cache.layers, cache.dtype = self.layers, self.dtype
         cache.mask, cache.length = self._mask, self._length
         cache.sequence, cache.sequence_begin = self._sequence, self._sequence_begin
+        cache.rope_deltas, cache.waiting, cache.met = placing.rope_deltas, placing.waiting, placing.met
         cache._marks = marks
 
     def _marked(self):
@@ -257,7 +286,8 @@ class Step:
                 held[i] = Recurrent(*(array if self.shape[0] == 1 else array.copy() for array in rows))
             number = self._ids if self._ids is not None else cache.sequence
             number = NO_SEQUENCE if number is None else number[row, t] if number.ndim == 2 else number[row]
-            mark = Mark(int(cache.rope_deltas[row]), int(number), int(self.begin[row, t]), held)
+            delta, waiting = int(self.placing.deltas[row, t]), self.placing.waiting_after(row, t)
+            mark = Mark(delta, int(number), int(self.begin[row, t]), held, waiting)
             marks[row][int(self.end[row, t])] = mark
         return marks
 

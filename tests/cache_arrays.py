@@ -2,14 +2,22 @@
 
 import numpy as np
 
+from qwenref.cache_file import pictures_to_arrays
+
 
 def cache_bits(cache):
     """Everything a cache remembers, by name: dtype, shape and bytes."""
     arrays = {name: getattr(cache, name) for name in ("length", "mask", "rope_deltas", "sequence_begin")}
     arrays["sequence"] = np.zeros(0) if cache.sequence is None else cache.sequence
+    arrays |= waiting_arrays(cache)
     for i, layer in enumerate(cache.layers):
         arrays.update({f"layers.{i}.{name}": array for name, array in layer.arrays().items()})
     return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+def waiting_arrays(cache):
+    """What the rows remember of pictures, as cache files name it."""
+    return {name: np.asarray(array) for name, array in pictures_to_arrays(cache.waiting, cache.met).items()}
 
 
 def row_of(cache, row):

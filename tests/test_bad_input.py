@@ -152,7 +152,7 @@ CALLS = {
     "pictures": (
         on(pixel_values=X),
         CapabilityMissing,
-        "forward: pixel_values: the vision tower is not part of this version",
+        "forward: pixel_values for a model of text alone",
     ),
     "negative logits_to_keep": (on(logits_to_keep=-1), InputError, "logits_to_keep: -1"),
     "logits_to_keep outside": (on(logits_to_keep=[0, 5]), InputError, "logits_to_keep: [0, 5]"),
