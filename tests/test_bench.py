@@ -2,10 +2,13 @@
 
 import io
 import json
+import math
+import struct
 import sys
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ import qwenref
 from qwenref import _C
 from qwenref.bench import GOALS, KEYS, SHAPES, measure, shapes
 from qwenref.bench.extrapolate import whole_27b
+from qwenref.bench.gguf import write_gguf
 from qwenref.bench.goals import Row
 from qwenref.bench.measure import bench
 from qwenref.bench.report import Report
@@ -264,3 +268,71 @@ def test_progress_is_for_terminals_and_leaves_no_trace(monkeypatch):
     with Progress(quiet := Terminal()) as tell:
         tell("measuring")
     assert quiet.getvalue() == ""
+
+
+def test_a_gguf_file_has_every_tensor_in_its_form_and_heads_in_its_order(tmp_path):
+    """Read back by the format's own rules; value head j of key head k stands at place j G + k."""
+    config = shapes.text_config(32, 48, 4, (2, 1), (2, 6), tied=True, vocabulary=64)
+    model = qwenref.from_config(config, seed=0)
+    write_gguf(model, tmp_path / "m.gguf")
+    pairs, tensors = read_gguf((tmp_path / "m.gguf").read_bytes())
+    assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
+    assert pairs["general.architecture"] == "qwen35" and pairs["qwen35.block_count"] == 4
+    assert pairs["qwen35.rope.dimension_sections"] == [11, 11, 10, 0]
+    assert pairs["qwen35.attention.recurrent_layers"] == [True, True, True, False]
+    assert len(tensors) == sum(1 for _ in model.named_parameters()) and "output.weight" not in tensors
+    layer = model.text_model.layers[0]
+    assert (tensors["blk.0.attn_norm.weight"] == np.asarray(layer.input_layernorm.weight, np.float32) + 1).all()
+    assert (tensors["blk.0.ssm_norm.weight"] == np.asarray(layer.linear_attn.norm.weight, np.float32)).all()
+    assert (tensors["blk.0.ffn_up.weight"] == np.asarray(layer.mlp.up_proj.weight)).all()
+    places = [j * 2 + k for k in range(2) for j in range(3)]  # of the heads as the checkpoint has them
+    decay = -np.exp(np.asarray(layer.linear_attn.A_log, np.float32))
+    assert (tensors["blk.0.ssm_a"][places] == decay).all()
+    gate = np.asarray(layer.linear_attn.in_proj_z.weight).reshape(6, 128, 32)
+    assert (tensors["blk.0.attn_gate.weight"].reshape(6, 128, 32)[places] == gate).all()
+    mixed, taps = tensors["blk.0.attn_qkv.weight"], tensors["blk.0.ssm_conv1d.weight"]
+    stored = np.asarray(layer.linear_attn.in_proj_qkv.weight)
+    assert (mixed[:512] == stored[:512]).all() and taps.shape == (512 + 768, 4)
+    assert (mixed[512:].reshape(6, 128, 32)[places] == stored[512:].reshape(6, 128, 32)).all()
+    out = np.asarray(layer.linear_attn.out_proj.weight).reshape(32, 6, 128)
+    assert (tensors["blk.0.ssm_out.weight"].reshape(32, 6, 128)[:, places] == out).all()
+    with pytest.raises(CapabilityMissing, match="no place"):
+        write_gguf(qwenref.from_config(config | {"attention_bias": True}, seed=0), tmp_path / "n.gguf")
+
+
+def read_gguf(raw):
+    """({key: value}, {name: array}) of a GGUF file."""
+    at = 0
+
+    def take(form):
+        nonlocal at
+        values = struct.unpack_from("<" + form, raw, at)
+        at += struct.calcsize("<" + form)
+        return values if len(values) > 1 else values[0]
+
+    def text():
+        return bytes(take(f"{take('Q')}s")).decode()
+
+    def value(kind):
+        if kind == 8:
+            return text()
+        if kind == 9:
+            inside, n = take("IQ")
+            return [value(inside) for _ in range(n)]
+        return take({4: "I", 5: "i", 6: "f", 7: "?"}[kind])
+
+    assert take("4s") == b"GGUF" and take("I") == 3
+    count, n = take("QQ")
+    pairs = {text(): value(take("I")) for _ in range(n)}
+    infos = []
+    for _ in range(count):
+        name = text()
+        shape = [take("Q") for _ in range(take("I"))][::-1]
+        infos.append((name, shape, *take("IQ")))
+    data = at + -at % 32
+    tensors = {}
+    for name, shape, kind, offset in infos:
+        dtype = np.dtype({0: np.float32, 30: ml_dtypes.bfloat16}[kind])
+        assert offset % 32 == 0
+        tensors[name] = np.frombuffer(raw, dtype, math.prod(shape), data + offset).reshape(shape)
+    return pairs, tensors

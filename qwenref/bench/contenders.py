@@ -90,7 +90,9 @@ class LlamaCpp:
 
         file = folder / "model-bf16.gguf"
         if not file.exists():
-            write_gguf(folder, file)
+            import qwenref
+
+            write_gguf(qwenref.from_pretrained(folder), file)
         self.lib = llama_cpp
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._quiet, None)
