@@ -16,8 +16,8 @@ A cache (format "qwenref.cache", version 1) has one tensor for each thing a cach
     layers.I.recurrent_state               [B, V-head, K, D], value heads in the checkpoint's order
 
 The names of pictures are there where a row was given any.  Metadata, all text: format, version, dtype, config (JSON of
-the text section), snapshot_every, digest (SHA-256 over names, types, shapes and bytes).  States at chosen tokens have a format of
-their own, see `qwenref.states`.
+the text section), snapshot_every, digest (SHA-256 over names, types, shapes and bytes).  States at chosen tokens have a
+format of their own, see `qwenref.states`.
 """
 
 import json
