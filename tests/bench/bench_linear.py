@@ -7,37 +7,20 @@ side by side, because an absolute figure means nothing on a shared machine.
 """
 
 import argparse
-import threading
-import time
 from statistics import median
 
 import ml_dtypes
 import numpy as np
 
 import qwenref
-from qwenref import ops
+from qwenref import _C, ops
+from qwenref.bench.timing import ratio, seconds, turns
 
 SHAPES = [(1024, 3584), (1024, 1024), (5120, 17408), (17408, 5120)]  # inner width, rows of W
 FEW = 16  # tokens up to which reading W decides; beyond, arithmetic does
 TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 512]
 POOL_BYTES = 192 << 20  # more than any last-level cache keeps
 TURNS, TURN_SECONDS = 5, 0.15
-
-
-def plain_read(pieces):
-    """Every byte once, on as many threads as there are pieces (NumPy drops the GIL in a reduction)."""
-    workers = [threading.Thread(target=np.bitwise_xor.reduce, args=(piece,)) for piece in pieces]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-
-
-def seconds(run, repeats):
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    return (time.perf_counter() - start) / repeats
 
 
 def torch_linears(x, weights, threads):
@@ -70,20 +53,23 @@ def measure(inner, rows, tokens, threads, random):
     weights = [random.standard_normal(shape, dtype=np.float32).astype(ml_dtypes.bfloat16) for _ in range(copies)]
     x = random.standard_normal((tokens, inner), dtype=np.float32)
     fine = x.astype(np.float64)
-    pieces = np.array_split(np.concatenate([w.reshape(-1) for w in weights]).view(np.int64), threads)
+    bytes_of = [w.view(np.uint8) for w in weights]
     contenders = {
         "linear": lambda: [ops.linear(x, w) for w in weights],
-        "read": lambda: plain_read(pieces),
+        "read": lambda: [_C.read_seconds(piece) for piece in bytes_of],
         "BLAS": lambda: [ops.linear_blas(x, w) for w in weights],
         "double": lambda: [ops.linear_f64(fine, w) for w in weights],
         "4 parts": lambda: [ops.linear_parts(x, w, parts=4) for w in weights],
         **torch_linears(x, weights, threads),
     }
-    repeats = {name: max(1, round(TURN_SECONDS / seconds(run, 1))) for name, run in contenders.items()}
-    turns = [{name: seconds(run, repeats[name]) for name, run in contenders.items()} for _ in range(TURNS)]
+    repeats = {name: max(1, round(TURN_SECONDS / seconds(run))) for name, run in contenders.items()}
+
+    def repeated(name):
+        return lambda: seconds(lambda: [contenders[name]() for _ in range(repeats[name])]) / repeats[name]
+
+    taken = turns({name: repeated(name) for name in contenders}, TURNS)
     work = 2 * tokens * inner * rows * copies
-    ratios = {name: median(turn[name] / turn["linear"] for turn in turns) for name in contenders}
-    return work / median(turn["linear"] for turn in turns) * 1e-9, ratios
+    return work / median(taken["linear"]) * 1e-9, {name: ratio(taken[name], taken["linear"])[0] for name in taken}
 
 
 def main():

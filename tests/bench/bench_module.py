@@ -3,18 +3,20 @@
 python tests/bench/bench_module.py
 """
 
-import timeit
-
 import numpy as np
 
+from qwenref.bench.timing import fastest
 from qwenref.module import Module, ModuleList
 from qwenref.parameter import Parameter
 
 
 def best(statement, **names):
-    """Fastest of many short runs: what the statement costs when nothing else runs."""
-    timer = timeit.Timer(statement, globals=names)
-    return min(timer.repeat(repeat=30, number=20_000)) / 20_000 * 1e9
+    """ns of a statement, less those of an empty loop around it."""
+    scope = {}
+    exec(f"def run({', '.join(names)}):\n for _ in range(1000): {statement}\n", scope)
+    exec(f"def empty({', '.join(names)}):\n for _ in range(1000): pass\n", scope)
+    run, empty = scope["run"], scope["empty"]
+    return (fastest(lambda: run(**names)) - fastest(lambda: empty(**names))) * 1e6
 
 
 class Plain:

@@ -2,7 +2,7 @@
 
     python tests/bench/bench_watch.py [--folder DIR] [--prefill 64] [--rounds 7] [--threads 2]
 
-Reads the checkpoint of bench_model.py (random weights, made once in DIR).  Each round runs the plain call, the guarded
+Random weights are made once in DIR, where `qwenref bench` finds them too.  Each round runs the plain call, the guarded
 and the captured one in turns, in prefill and in a decode step behind it, and copies once more what was captured.
 Prints medians, and medians of the ratios round by round.  The last lines count Python functions of one call, a
 figure that does not depend on the machine: with nobody watching, each is one `forward` or work on the cache.
@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench_model import SHAPE
 
 import qwenref
+from qwenref.bench.shapes import random_folder
 
 
 def seconds(function):
@@ -52,16 +52,15 @@ def functions(call):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "qwenref-bench-0.8b")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--prefill", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    if not (options.folder / "config.json").exists():
-        qwenref.from_config(SHAPE, seed=0).save_pretrained(options.folder)
     qwenref.set_num_threads(options.threads)
-    model = qwenref.from_pretrained(options.folder)
-    prompt = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (1, options.prefill))
+    model = qwenref.from_pretrained(random_folder("0.8b", options.folder))
+    vocabulary = model.config.text_config.vocab_size
+    prompt = np.random.default_rng(0).integers(0, vocabulary, (1, options.prefill))
     cache = qwenref.Cache(model)
     model(prompt, cache=cache)
     saved = cache.snapshot()
