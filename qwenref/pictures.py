@@ -99,17 +99,16 @@ def checked_pixels(kind, pixels, grids, config):
     each = grids.prod(axis=1)
     if pixels.shape != (each.sum(), width):
         sums = " + ".join(f"{n:,}" for n in each[:6].tolist()) + (" + …" if len(each) > 6 else "")
-        word = WORDS[kind]
-        first = (
-            f"{name}: {pixels.shape[0]:,} patches, {grid_name} makes {each.sum():,}"
-            if pixels.ndim == 2
-            else (f"{name}: {pixels.ndim}-D")
-        )
+        first = f"{name}: {pixels.ndim}-D"
+        if pixels.ndim == 2:
+            first = f"{name}: {len(pixels):,} patches, {grid_name} makes {each.sum():,}"
+            if len(pixels) == each.sum():
+                first = f"{name}: patches of {pixels.shape[1]:,} values"
         raise ShapeError(
             compose(
                 first,
                 found=f"{pixels.dtype} {list(pixels.shape)}",
-                expected=f"[{each.sum():,}, {width:,}]   ({word}{'s' * (len(grids) != 1)} of {sums or 0} patches)",
+                expected=f"[{each.sum():,}, {width:,}]   ({WORDS[kind]}s of {sums or 0} patches)",
                 do="pass the pixels and the grid that the processor returned together",
             )
         )
@@ -328,6 +327,43 @@ class Placing:
                 if picture.embeds is None and picture in features:
                     picture.embeds = features[picture].copy()
                     picture.embeds.flags.writeable = False
+
+
+class PromptPictures:
+    """The pictures of whole prompts [B, T], checked: each is met, and none of them or of the cache is left over.
+
+    `arguments` are those of a forward by name, without what is None; `of(part)` gives those of some columns.
+    """
+
+    def __init__(self, config, ids, kept, cache, images, videos, mm_token_type_ids):
+        names = (*NAMES[IMAGE], *NAMES[VIDEO], "mm_token_type_ids")
+        given = zip(names, (*images, *videos, mm_token_type_ids), strict=True)
+        self.arguments, self._firsts = {name: value for name, value in given if value is not None}, {}
+        handed = Handed(config, ids, ids.shape, images, videos, mm_token_type_ids)
+        begin = np.broadcast_to(cache.sequence_begin[:, None], ids.shape)
+        placing = Placing(cache, handed, kept, begin, cache.length[:, None] + np.cumsum(kept, axis=1))
+        self._grids, self._pixels = handed.grids, handed.pixels
+        self._types = None if mm_token_type_ids is None else handed.kinds
+        for kind, items in handed.items.items():
+            first = {
+                span.picture: np.flatnonzero(kept[row])[span.start]
+                for row, spans in enumerate(placing.spans)
+                for span in spans
+            }
+            self._firsts[kind] = np.array([first[item[0]] for item in items], np.int64)
+
+    def of(self, part):
+        """Arguments of the call that feeds the columns `part`, a slice: the pictures that begin there."""
+        arguments = {}
+        for kind, firsts in self._firsts.items():
+            chosen = (firsts >= part.start) & (firsts < part.stop)
+            if chosen.any():
+                each = np.repeat(chosen, self._grids[kind].prod(axis=1))
+                values = self._pixels[kind][each], self._grids[kind][chosen]
+                arguments |= dict(zip(NAMES[kind], values, strict=True))
+        if self._types is not None:
+            arguments["mm_token_type_ids"] = self._types[:, part]
+        return arguments
 
 
 def met_before(met, tokens):

@@ -1,5 +1,6 @@
 """Small models that see, and prompts of text, images and videos for them."""
 
+import numpy as np
 from text_configs import text_config
 
 IMAGE, VIDEO, OPEN, CLOSE = 201, 202, 203, 204  # ids of the placeholders and of the marks around them
@@ -43,6 +44,7 @@ class Prompt:
     def __init__(self, rng, parts):
         """parts: a number of text tokens, or a grid (t, h, w): an image if it is a tuple, a video if it is a list."""
         self.ids, self.types, self.images, self.videos = [], [], [], []
+        self._pixels, self._first = {1: [], 2: []}, {1: [], 2: []}
         for part in parts:
             if isinstance(part, int):
                 self._add(rng.integers(0, 200, part).tolist(), 0)
@@ -50,13 +52,46 @@ class Prompt:
             t, h, w = part
             (self.images if isinstance(part, tuple) else self.videos).append([t, h, w])
             kind, id = (1, IMAGE) if isinstance(part, tuple) else (2, VIDEO)
-            for _ in range(t):
+            self._pixels[kind].append(rng.standard_normal((t * h * w, WIDTH), np.float32))
+            for frame in range(t):
                 if kind == 2:
                     self._add(rng.integers(0, 200, 3).tolist(), 0)
                 self._add([OPEN], 0)
+                self._first[kind] += [len(self.ids)] * (frame == 0)
                 self._add([id] * (h * w // MERGE**2), kind)
                 self._add([CLOSE], 0)
 
     def _add(self, ids, kind):
         self.ids += ids
         self.types += [kind] * len(ids)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def pictures(self, start=0, stop=None):
+        """Keyword arguments with the pictures whose first placeholder is among the tokens start:stop."""
+        return joined([self], start, stop)
+
+
+def joined(prompts, start=0, stop=None):
+    """`Prompt.pictures` of several rows in one call."""
+    arguments = {}
+    for kind, names in ((1, ("pixel_values", "image_grid_thw")), (2, ("pixel_values_videos", "video_grid_thw"))):
+        pixels, grids = [], []
+        for prompt in prompts:
+            for n, first in enumerate(prompt._first[kind]):
+                if start <= first < (len(prompt) if stop is None else stop):
+                    pixels.append(prompt._pixels[kind][n])
+                    grids.append((prompt.images if kind == 1 else prompt.videos)[n])
+        if grids:
+            arguments |= dict(zip(names, (np.concatenate(pixels), np.array(grids)), strict=True))
+    return arguments
+
+
+def left_padded(prompts):
+    """(ids, mask) int64 [B, T] of rows of different length."""
+    T = max(map(len, prompts))
+    ids, mask = (np.zeros((len(prompts), T), np.int64) for _ in range(2))
+    for row, prompt in enumerate(prompts):
+        ids[row, T - len(prompt) :], mask[row, T - len(prompt) :] = prompt.ids, 1
+    return ids, mask
