@@ -16,6 +16,7 @@ from qwenref.generation import Generation, Row
 from qwenref.inputs import checked_ids, checked_mask
 from qwenref.logprobs import Recorder, checked_options
 from qwenref.numerics import unless_chosen
+from qwenref.pictures import PromptPictures
 from qwenref.rendering import Rendered  # noqa: F401 - what `render` returns
 from qwenref.sampling import generator, pick, refuse_non_finite
 from qwenref.tokenizer import find_stop_ids
@@ -39,6 +40,11 @@ def generate(
     return_logprobs=None,
     top_logprobs=0,
     prompt_logprobs=False,
+    pixel_values=None,
+    image_grid_thw=None,
+    pixel_values_videos=None,
+    video_grid_thw=None,
+    mm_token_type_ids=None,
 ):
     """Continue `input_ids` ([T], or [B, T] with pads on the left and `attention_mask`) by up to `max_new_tokens`.
 
@@ -55,6 +61,8 @@ def generate(
                key draws the same, and a text goes on through a cache as in one call.
     return_logprobs  "raw" or "processed": `Logprobs` of the new ids, with the `top_logprobs` likeliest at each step;
                `prompt_logprobs` adds those of the prompt, also with max_new_tokens=0.
+    pixel_values ... mm_token_type_ids   pictures as the model takes them.  The prompt has to meet all of them, and all
+               that the cache waits for.  A placeholder id that is generated is text.
     streamer   called with each piece of text, whole characters only; or an object with `put(text)` and `end()`.
     """
     rows_wanted = np.ndim(input_ids)
@@ -68,6 +76,9 @@ def generate(
         )
     mask = _left_padded(attention_mask, cache, B, T)
     _refuse_overlong(model, cache, mask)
+    with unless_chosen(model.numerics):
+        images, videos = (pixel_values, image_grid_thw), (pixel_values_videos, video_grid_thw)
+        pictures = PromptPictures(model.config, ids, mask, cache, images, videos, mm_token_type_ids)
     if streamer is not None and B > 1:
         raise InputError(compose("generate: a streamer takes one row", found=f"{B} rows"))
     tokenizer = _tokenizer_of(model)
@@ -88,15 +99,15 @@ def generate(
     steps, logits = 0, None
     try:
         if prompt_logprobs:
-            steps, logits = _scored_prompt(model, ids, mask, cache, rows)
-        fed, fed_mask = ids, mask
+            steps, logits = _scored_prompt(model, ids, mask, cache, rows, pictures)
+        fed, fed_mask, brought = ids, mask, pictures.arguments
         for step in range(max_new_tokens):
             if all(row.finish for row in rows):
                 break
             if logits is None:
                 fed_mask = None if fed_mask.all() else fed_mask
-                logits = model(fed, attention_mask=fed_mask, cache=cache, logits_to_keep=1).logits[:, -1]
-                steps += 1
+                out = model(fed, attention_mask=fed_mask, cache=cache, logits_to_keep=1, **brought)
+                logits, brought, steps = out.logits[:, -1], {}, steps + 1
             fed = np.zeros((B, 1), np.int64)
             for b, row in enumerate(rows):
                 if row.finish is None:
@@ -104,7 +115,7 @@ def generate(
                     refuse_non_finite(logits[b], where, after, _GUARD)
                     fed[b], distribution = choose(logits[b], row, (seed, keys[b], int(cache.length[b])))
                     row.take(int(fed[b, 0]), logits[b], distribution)
-            logits = None
+            logits, brought = None, {}
             _end_full_rows(model, cache, rows)
             # A row that has ended is fed pads: they leave its part of the cache as it is.
             fed_mask = np.array([[row.finish is None] for row in rows])
@@ -178,7 +189,7 @@ def _chooser(model, sampler, tokenizer, vocab, kind):
     return lambda logits, row, name: (operator.index(sampler.sample(logits, row.ids, generator(*name))), None)
 
 
-def _scored_prompt(model, ids, mask, cache, rows):
+def _scored_prompt(model, ids, mask, cache, rows, pictures):
     """Feed the prompt in pieces, so that its logits need little memory; (calls, logits [B, vocab] after its end)."""
     B, T = ids.shape
     piece = max(1, PROMPT_LOGITS // (B * model.config.text_config.vocab_size))
@@ -186,7 +197,8 @@ def _scored_prompt(model, ids, mask, cache, rows):
     for begin in begins:
         part = slice(begin, begin + piece)
         kept = mask[:, part]
-        logits = model(ids[:, part], attention_mask=None if kept.all() else kept, cache=cache).logits
+        kept_mask = None if kept.all() else kept
+        logits = model(ids[:, part], attention_mask=kept_mask, cache=cache, **pictures.of(part)).logits
         for b, row in enumerate(rows):
             row.recorder.score(logits[b, kept[b]])
     return len(begins), logits[:, -1]
