@@ -110,7 +110,8 @@ def largest_activations(model, tokens):
     q = text.num_attention_heads * text.head_dim
     kv = text.num_key_value_heads * text.head_dim
     attention = 2 * q + 2 * q + 2 * kv + 2 * kv + 2 * q  # q_proj, q and q_rot, k and k_rot, v, context and gated
-    delta = 2 * text.conv_dim + text.conv_dim + 3 * text.value_dim  # mixed and convolved, q k v, z, read, normed
+    delta = 3 * text.conv_dim + 2 * text.key_dim  # mixed, convolved, conv_out; q and k normed
+    delta += 3 * text.value_dim  # z, read, normed
     kinds = set(text.layer_types)
     mixers = [attention] * ("full_attention" in kinds) + [delta] * ("linear_attention" in kinds)
     return 4 * (T * (3 * H + max(mlp, *mixers)) + text.vocab_size)  # residual, normed, result; one row of logits

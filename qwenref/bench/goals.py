@@ -7,10 +7,10 @@ MORE, LESS = "more", "less"
 
 GOALS = (
     Goal("decode.read", "decode: weights per second against a plain read of the same bytes", "", MORE, 0.75, 0.85),
-    Goal("decode.torch", "decode against eager torch bf16, the best of its settings", "x", MORE, 2.5, 4.0),
+    Goal("decode.torch", "decode against eager torch bf16", "x", MORE, 2.5, 4.0),
     Goal("decode.llama.cpp", "decode against llama.cpp bf16 (goal on Intel: 1.5)", "x", MORE, 1.0, 1.5),
     Goal("prefill.peak", "prefill: dense operations against the peak usable (goal on AMD: 0.9)", "", MORE, 0.55, 0.9),
-    Goal("prefill.torch", "prefill against eager torch bf16, the best of its settings", "x", MORE, 2.0, 3.0),
+    Goal("prefill.torch", "prefill against eager torch bf16", "x", MORE, 2.0, 3.0),
     Goal("prefill.llama.cpp", "prefill against llama.cpp bf16", "x", MORE, 1.5, None),
     Goal("delta.torch", "delta rule over a prompt against torch's chunked form", "x", MORE, 8.0, None),
     Goal("op.smallest", "smallest op from Python, no hooks", "µs", LESS, 0.3, None),

@@ -86,7 +86,7 @@ def picture(facts, rates, roofline):
         else:
             shape, tag = f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{size:.1f}"', "circle"
         parts.append(f'{shape} fill="{colour}" fill-opacity=".75">{what}</{tag}>')
-        if share >= 0.02 and (phase, name) not in named:
+        if share >= 0.03 and (phase, name) not in named:
             named.add((phase, name))
             parts.append(_label(px, py, size, f"{name} {100 * share:.0f} %"))
     for i, (phase, colour) in enumerate(COLOURS.items()):
