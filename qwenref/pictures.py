@@ -212,11 +212,15 @@ class Placing:
 
     def _walk(self, begin, end):
         cache, handed, kept = self._cache, self._handed, self._kept
+        given = handed is not None and handed.given
+        named = handed is not None and handed.kinds is not None and handed.kinds[kept].any()
+        if not given and not named and all(waiting == NOTHING for waiting in self.waiting):
+            return  # text, the usual call
         supply = Supply({} if handed is None else handed.items)
         exact = handed is not None and handed.exact
         for row, own in enumerate(kept):
             kinds, waiting = self._kinds(row), self.waiting[row]
-            if not kinds.any() and waiting == NOTHING and not (handed is not None and handed.given):
+            if not kinds.any() and waiting == NOTHING and not given:
                 continue
             columns, begun = np.flatnonzero(own), waiting.begun
             supply.enter(waiting)
