@@ -3,6 +3,7 @@
 Nothing of it reaches the cache before the call has come through; a call that fails leaves no trace.
 """
 
+import functools
 import threading
 import weakref
 from contextvars import ContextVar
@@ -62,7 +63,7 @@ class Step:
     def __init__(self, cache, batch, tokens, attention_mask=None, position_ids=None, sequence_ids=None):
         self.cache, self.shape = cache, (batch, tokens)
         self._staged, self._depth, self._encloses, self.owner = {}, 0, 0, None
-        self.keeps, self._placing, self.features = True, None, {}
+        self.keeps, self.features = True, {}
         self.cuts, self._between = (), {}
         self.final = True  # whether the cache changes when the call has come through
         self._thread = threading.get_ident()
@@ -99,15 +100,14 @@ class Step:
 
     def place(self, handed):
         """Say which tokens are pictures: `handed` is what the call brings, None for text alone."""
-        self._placing = Placing(self.cache, handed, self._kept, self.begin, self.end)
+        self.__dict__.pop("positions", None)
+        self.placing = Placing(self.cache, handed, self._kept, self.begin, self.end)
 
-    @property
+    @functools.cached_property
     def placing(self):
-        if self._placing is None:
-            self.place(None)
-        return self._placing
+        return Placing(self.cache, None, self._kept, self.begin, self.end)
 
-    @property
+    @functools.cached_property  # every layer asks
     def positions(self):
         return self.placing.positions if self._positions is None else self._positions
 
