@@ -34,13 +34,17 @@ class Rates(namedtuple("Rates", "read fma bf16 threads level")):
 
 
 def rates(again=False):
-    """Rates of the threads and level in use now; measured once (about 0.1 s) unless asked for `again`."""
+    """Rates of the threads and level in use now; measured once (about 0.1 s).
+
+    Asked for `again` they are measured anew, and the best that was seen stays: what disturbs a machine slows it down.
+    """
     key = _C.get_num_threads(), _C.cpu_level()
     if again or key not in _known:
         block = np.ones(READ_BYTES, np.uint8)  # written, since a page nobody wrote to is everybody's page of zeros
         read = min(_C.read_seconds(block) for _ in range(3))
         fma, bf16 = (max(_C.arithmetic_rate(kind) for _ in range(3)) for kind in ("fma", "bf16"))
-        _known[key] = Rates(block.nbytes / read, fma, bf16, *key)
+        before = _known.get(key, (0.0, 0.0, 0.0))
+        _known[key] = Rates(*map(max, (block.nbytes / read, fma, bf16), before[:3]), *key)
     return _known[key]
 
 

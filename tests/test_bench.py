@@ -151,16 +151,16 @@ def test_contenders_take_turns_and_ratios_are_those_of_a_turn():
 
 
 def test_the_whole_model_is_the_repeat_sixteen_times_and_a_head():
-    """Decoding at half the rate of a plain read: so would the head be read."""
+    """The head is read at the rate at which the repeat was."""
     head = np.zeros((1024, 5120), np.float16)
     run = SimpleNamespace(
-        times={"qwenref decode": [2.0], "qwenref prefill": [3.0], "plain read": [1.0]},
-        limits=RATES,
+        times={"qwenref decode": [2.0], "qwenref prefill": [3.0]},
+        weight_bytes=lambda: 10**10,
         model=SimpleNamespace(lm_head=SimpleNamespace(weight=head)),
         length=512,
     )
     found = whole_27b(run)
-    own, whole = (2 * rows * 5120 / 10e9 / 0.5 for rows in (1024, 248_320))
+    own, whole = (2 * rows * 5120 * 2.0 / 10**10 for rows in (1024, 248_320))
     assert found["decode_seconds"] == pytest.approx(16 * (2 - own) + whole)
     assert found["prefill_seconds"] == pytest.approx(16 * 3 + whole)
     assert found["weights"] == 2 * 26_895_998_464

@@ -9,7 +9,7 @@ from cache_arrays import cache_bits
 import qwenref
 from qwenref.errors import InputError
 from qwenref.profile_display import module_rows, op_rows
-from qwenref.rates import Rates, duration, quantity
+from qwenref.rates import Rates, duration, quantity, rates
 
 IDS = list(range(40, 60))
 
@@ -181,6 +181,13 @@ def test_limits_are_the_slower_of_memory_and_arithmetic():
     assert limits.least_seconds(1000, 10, double=True) == 20
     assert limits.least_seconds(1000, 10, rounded=True) == 5
     assert limits._replace(bf16=50.0).peak(rounded=True) == 100
+
+
+def test_the_best_rates_seen_stay():
+    first = rates()
+    assert rates() is first
+    again = rates(again=True)
+    assert all(new >= old for new, old in zip(again[:3], first[:3], strict=True)) and again[3:] == first[3:]
 
 
 def test_numbers_for_people():

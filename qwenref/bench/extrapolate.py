@@ -12,10 +12,9 @@ def whole_27b(run):
     import qwenref
 
     decode, prefill = (median(run.times[f"qwenref {phase}"]) for phase in ("decode", "prefill"))
-    share = median(run.times["plain read"]) / decode
-    own_head = run.model.lm_head.weight.nbytes / run.limits.read / share
+    per_byte = decode / run.weight_bytes()
     counts = qwenref.parameters(WHOLE_27B)
-    head = 2 * counts.lm_head / run.limits.read / share  # bytes, two per weight
+    own_head, head = run.model.lm_head.weight.nbytes * per_byte, 2 * counts.lm_head * per_byte
     step = REPEATS_27B * (decode - own_head) + head
     prompt = REPEATS_27B * prefill + head
     sizes = {tokens: qwenref.cache_size(WHOLE_27B, tokens).total for tokens in CONTEXTS}
