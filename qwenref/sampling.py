@@ -20,7 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from qwenref.errors import CapabilityMissing, DTypeError, InputError, NonFiniteError, ShapeError, compose
+from qwenref.exchange import as_array
 from qwenref.hub import read_json
+from qwenref.sampling_steps import ORDERS, softmax
 
 
 class Distribution(NamedTuple):
@@ -47,7 +49,7 @@ class Sampler:
     mask                 ids that are never drawn.  None: `generate` rules out the logit rows without a token; () none
 
     hf knows no presence or frequency penalty, so with that order they are refused; checkpoints whose model card asks
-    for one (it is not in generation_config.json) mean another order.
+    for one mean another order.
 
     Sources, run or read in 2026; what the engines gave for some hundred cases is in tests/data/engine_samplers.json.
       hf         transformers 5.24.0: generation/utils.py (_get_logits_processor), generation/logits_process.py
@@ -80,9 +82,7 @@ class Sampler:
         penalty_last_n=None,
         mask=None,
     ):
-        if order not in _ORDERS:
-            raise InputError(compose(f"Sampler: order {order!r}", expected=", ".join(map(repr, _ORDERS))))
-        self.order = order
+        self.order = _checked_order(order)
         self.temperature = _number("temperature", temperature, lambda v: v >= 0, "0 or more")
         self.top_k = _whole("top_k", top_k, -1, "a whole number of 1 or more; 0 or -1 for off")
         self.top_p = _number("top_p", top_p, lambda v: 0 < v <= 1, "above 0, at most 1")
@@ -114,11 +114,11 @@ class Sampler:
 
         What the file leaves out has that engine's default: hf draws only with `do_sample` and then cuts at top_k 50;
         vllm and sglang ignore `do_sample` and leave everything off; llama.cpp has temperature 0.8, top_k 40,
-        top_p 0.95, min_p 0.05.  `changes` are arguments of Sampler and win.  CheckpointError for a file that cannot be
-        read, CapabilityMissing without a file, or where it asks for something Sampler does not have.
+        top_p 0.95, min_p 0.05.  vllm alone reads presence and frequency penalties there.  `changes` are arguments of
+        Sampler and win.  CheckpointError for a file that cannot be read, CapabilityMissing without a file, or where it
+        asks for something Sampler does not have.
         """
-        if order not in _ORDERS:
-            raise InputError(compose(f"Sampler: order {order!r}", expected=", ".join(map(repr, _ORDERS))))
+        _checked_order(order)
         path = None if model.path is None else model.path / "generation_config.json"
         if path is None or not path.is_file():
             raise CapabilityMissing(
@@ -135,7 +135,7 @@ class Sampler:
                 )
             )
         options = {**_ENGINE_DEFAULTS.get(order, {})}
-        options.update((name, found[name]) for name in _READ if name in found)
+        options.update((name, found[name]) for name in _READ.get(order, _READ_BY_ALL) if name in found)
         if order == "hf" and not found.get("do_sample", False):
             options = {"temperature": 0.0, "repetition_penalty": options.get("repetition_penalty", 1.0)}
         return cls(**{**options, "order": order, **changes})
@@ -165,11 +165,13 @@ class Sampler:
         """
         z = checked_logits(logits)
         masked = self._masked(len(z), mask)
-        mass = float(_softmax(z)[masked].sum())
         ids = np.delete(np.arange(len(z)), masked)
-        kept, z = self._kept(ids, self._penalised(z, context_ids, prompt_length)[ids])
-        probs = np.zeros(len(ids) + len(masked))
-        probs[kept] = _softmax(z)
+        # Far logits may differ by more than float64 holds, and their probability be less: -inf and 0 are right then.
+        with np.errstate(over="ignore", under="ignore"):
+            mass = float(softmax(z)[masked].sum())
+            kept, z = self._kept(ids, self._penalised(z, context_ids, prompt_length)[ids])
+            probs = np.zeros(len(ids) + len(masked))
+            probs[kept] = softmax(z)
         return Distribution(probs, kept, masked, mass)
 
     def sample(self, logits, context_ids, rng, prompt_length=None, mask=()):
@@ -225,102 +227,24 @@ class Sampler:
 
     def _scaled(self, z, seen):
         penalty = self.repetition_penalty
-        with np.errstate(over="ignore"):  # found afterwards
-            return np.where(seen, np.where(z > 0, z / penalty, z * penalty), z)
+        return np.where(seen, np.where(z > 0, z / penalty, z * penalty), z)
 
     def _kept(self, ids, z):
         """The ids that survive all steps, ascending, and their logits over the temperature."""
         if self.temperature == 0 or (self.order == "sglang" and (self.temperature < 1e-6 or self.top_k == 1)):
             best = int(np.argmax(z))
             return ids[best : best + 1], z[best : best + 1]
-        for step in _ORDERS[self.order]:
+        for step in ORDERS[self.order]:
             z, keep = step(z, self)
             if keep is not None:
                 ids, z = ids[keep], z[keep]
         return ids, z
 
 
-# Steps: the logits z [n] over ascending ids into (z, which of them to keep as bool [n], or None for all)
+# What checkpoints say
 
-
-def _temperature(z, sampler):
-    temperature = sampler.temperature
-    if sampler.order == "vllm":
-        temperature = max(temperature, 0.01)
-    # Only differences matter; taken first, even the smallest temperature sends others to -inf and the largest nowhere.
-    with np.errstate(over="ignore"):
-        return (z - z.max()) / temperature, None
-
-
-def _top_k_with_ties(z, sampler):
-    k = sampler.top_k
-    return z, None if k < 1 or k >= len(z) else z >= np.partition(z, len(z) - k)[len(z) - k]
-
-
-def _top_k_exactly(z, sampler):
-    k = sampler.top_k
-    if k < 1 or k >= len(z):
-        return z, None
-    keep = z > (least := np.partition(z, len(z) - k)[len(z) - k])
-    keep[np.flatnonzero(z == least)[: k - keep.sum()]] = True
-    return z, keep
-
-
-def _top_p_from_below(z, sampler):
-    """Drop the least likely as long as they add up to no more than 1 - p; the last one always stays."""
-    if sampler.top_p == 1:
-        return z, None
-    order = np.argsort(z, kind="stable")
-    drop = np.cumsum(_softmax(z[order])) <= 1 - sampler.top_p
-    drop[-1] = False
-    keep = np.ones(len(z), bool)
-    keep[order[drop]] = False
-    return z, keep
-
-
-def _top_p_from_above(z, sampler):
-    """Take the most likely until they add up to p or more."""
-    if sampler.top_p == 1:
-        return z, None
-    order = np.argsort(-z, kind="stable")
-    enough = np.cumsum(_softmax(z[order])) >= sampler.top_p
-    keep = np.zeros(len(z), bool)
-    keep[order[: 1 + int(np.argmax(enough)) if enough.any() else len(z)]] = True
-    return z, keep
-
-
-def _mass_above(z):
-    """For each id, the probability of all that are strictly more likely, and how many they are."""
-    values, place, counts = np.unique(-z, return_inverse=True, return_counts=True)
-    mass = _softmax(-values) * counts / (_softmax(-values) * counts).sum()
-    return (np.cumsum(mass) - mass)[place], (np.cumsum(counts) - counts)[place]
-
-
-def _top_k_and_p(z, sampler):
-    """Keep what has fewer than k and less than p above it: both of the same probabilities unless min-p is on too."""
-    k = sampler.top_k if sampler.top_k > 0 else len(z)
-    if k >= len(z) and sampler.top_p == 1:
-        return z, None
-    mass, count = _mass_above(z)
-    keep = count < k
-    if sampler.min_p > 0:
-        inner, _ = _mass_above(z[keep])
-        mass = np.full(len(z), np.inf)
-        mass[keep] = inner
-    return z, keep & (mass < sampler.top_p) if sampler.top_p < 1 else keep
-
-
-def _min_p(z, sampler):
-    return z, None if sampler.min_p == 0 else np.exp(z - z.max()) >= sampler.min_p
-
-
-_ORDERS = {
-    "hf": (_temperature, _top_k_with_ties, _top_p_from_below, _min_p),
-    "vllm": (_temperature, _min_p, _top_k_with_ties, _top_p_from_below),
-    "llama.cpp": (_top_k_exactly, _top_p_from_above, _min_p, _temperature),
-    "sglang": (_temperature, _top_k_and_p, _min_p),
-}
-_READ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_READ_BY_ALL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_READ = {"vllm": (*_READ_BY_ALL, "presence_penalty", "frequency_penalty")}
 _ENGINE_DEFAULTS = {
     "hf": {"top_k": 50},
     "llama.cpp": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
@@ -353,7 +277,8 @@ def generator(seed, row_key, position):
     """The random numbers of one token: NumPy's Philox 4x64 with key (seed, row_key), counter (0, 0, 0, position).
 
     The three numbers, 0 to 2**64 - 1, are all it depends on: not the batch, not the calls before.  `.random()` of it is
-    the float64 in [0, 1) that `pick` takes.
+    the float64 in [0, 1) that `pick` takes: the upper 53 bits of the first of the four words that the ten rounds make
+    of counter (1, 0, 0, position), since NumPy counts up before it draws.
     """
     key = [_whole64("seed", seed), _whole64("row key", row_key)]
     counter = [0, 0, 0, _whole64("position", position)]
@@ -372,10 +297,13 @@ def pick(distribution, u):
 
 def checked_logits(logits, where="Sampler"):
     """float64 [vocab], or an error that names what is wrong and where."""
-    z = np.asarray(logits)
+    try:
+        z = as_array(logits)
+    except ValueError:
+        raise ShapeError(compose(f"{where}: logits", found="rows of different lengths", expected="[vocab]")) from None
     if z.ndim != 1 or not z.size:
         raise ShapeError(compose(f"{where}: logits", found=f"shape {list(z.shape)}", expected="one row, [vocab]"))
-    if z.dtype.kind not in "fV":  # V: bfloat16 and its like
+    if "float" not in z.dtype.name:  # float32 and the others, bfloat16, float8_e4m3fn
         raise DTypeError(compose(f"{where}: logits", found=z.dtype.name, expected="floating point"))
     z = z.astype(np.float64)
     refuse_non_finite(z, where, "", "look for the first module whose output is not finite")
@@ -398,19 +326,20 @@ def refuse_non_finite(logits, where, after, do):
     )
 
 
-def _softmax(z):
-    p = np.exp(z - z.max())
-    return p / p.sum()
-
-
 def _below(vocab):
     return f"0 to {vocab - 1:,}: one of the {vocab:,} logits"
 
 
+def _checked_order(order):
+    if not isinstance(order, str) or order not in ORDERS:
+        raise InputError(compose(f"Sampler: order {order!r}", expected=", ".join(map(repr, ORDERS))))
+    return order
+
+
 def _number(name, value, allowed, words):
     try:
-        number = float(value) if not isinstance(value, (bool, str)) else math.nan
-    except (TypeError, ValueError):
+        number = float(value) if not isinstance(value, (bool, np.bool_, str, bytes)) else math.nan
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and allowed(number)):
         raise InputError(compose(f"Sampler: {name} {value!r}", expected=f"a number, {words}"))
@@ -435,7 +364,12 @@ def _whole64(name, value):
 
 
 def _ids(name, ids):
-    found = np.asarray(ids if hasattr(ids, "__len__") else list(ids))
+    """int64 [n] of any sequence, set or iterator of whole numbers."""
+    try:
+        found = as_array(ids if hasattr(ids, "__getitem__") or not hasattr(ids, "__iter__") else list(ids))
+    except (ValueError, OverflowError):  # rows of different lengths; numbers beyond 64 bits
+        found = np.array(None)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise InputError(compose(f"Sampler: {name}", found=f"{found.dtype} {list(found.shape)}", expected="ids, [n]"))
-    return found.astype(np.int64)
+        what = f"{found.dtype} {list(found.shape)}" if found.dtype != object else repr(ids)
+        raise InputError(compose(f"Sampler: {name}", found=what, expected="ids, [n]"))
+    return np.minimum(found, np.iinfo(np.int64).max).astype(np.int64)  # what is larger is refused as no logit's id

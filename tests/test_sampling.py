@@ -299,6 +299,28 @@ def test_a_temperature_near_nothing_is_the_limit_and_no_warning(recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_numbers_at_the_ends_of_float64_are_sampled_right_whatever_numpy_is_told_to_raise(order):
+    settings = {"order": order, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1}
+    for temperature in (1e-310, 1.0, 1e300) if order in ("hf", "llama.cpp") else (1.0, 1e300):
+        sampler = Sampler(temperature=temperature, **settings)
+        with np.errstate(all="raise"):
+            far = sampler.distribution(np.array([1.7e308, -1.7e308, 0.0, 1.0]), [3], 0)
+            near = Sampler(order=order).distribution(np.linspace(-900, 500, 9))
+        if temperature <= 1 or order == "llama.cpp":  # which cuts before it heats
+            assert far.probs.tolist() == [1, 0, 0, 0]
+        assert near.probs[-1] == 1 and near.probs[0] == 0 and 0 < near.probs[5] < 1e-200
+    for k in (1, 10**30):  # one logit, and more wanted than any array has
+        assert Sampler(top_k=k, top_p=0.1, min_p=1.0, order=order).distribution(np.zeros(1)).probs.tolist() == [1]
+
+
+def test_logits_of_torch_are_taken_as_those_of_numpy():
+    values = torch.tensor([0.5, -1.25, 3.0])
+    expected = Sampler().distribution(values.numpy()).probs
+    for logits in (values.bfloat16(), values.double(), values.clone().requires_grad_()):
+        np.testing.assert_array_equal(Sampler().distribution(logits).probs, expected)
+
+
 # Masked rows
 
 
@@ -314,7 +336,7 @@ def test_a_masked_row_is_as_if_it_were_not_there(order):
     assert found.masked.tolist() == [25, 29] and not found.probs[[25, 29]].any()
     mass = np.exp(log_softmax(logits))[[25, 29]].sum()
     assert mass > 0.9 and found.masked_mass == pytest.approx(mass, rel=1e-12)
-    own = Sampler(mask=[0]).distribution(logits, mask=[1])
+    own = Sampler(mask={0}).distribution(logits, mask=[1])
     assert own.masked.tolist() == [0] and Sampler(mask=()).distribution(logits, mask=[1]).masked.size == 0
 
 
@@ -345,6 +367,19 @@ def test_draws_depend_on_seed_row_key_and_position_and_on_nothing_else():
     assert values == {name: generator(*name).random() for name in reversed(names)}
     own = np.random.Philox(key=np.array([7, 3], np.uint64), counter=np.array([0, 0, 0, 11], np.uint64))
     assert generator(7, 3, 11).random() == np.random.Generator(own).random()
+
+
+def test_a_draw_is_the_first_word_of_philox_4x64_with_ten_rounds():
+    """The generator of Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), in whole numbers."""
+    word = 2**64 - 1
+    for seed, row_key, position in ((0, 0, 0), (7, 3, 11), (word, 2**63 + 1, word)):
+        a, b, c, d = 1, 0, 0, position
+        key = [seed, row_key]
+        for _ in range(10):
+            first, second = 0xD2E7470EE14C6C93 * a, 0xCA5A826395121157 * c
+            a, b, c, d = second >> 64 ^ b ^ key[0], second & word, first >> 64 ^ d ^ key[1], first & word
+            key = [key[0] + 0x9E3779B97F4A7C15 & word, key[1] + 0xBB67AE8584CAA73B & word]
+        assert generator(seed, row_key, position).random() == (a >> 11) / 2**53
 
 
 def test_pick_walks_the_cumulative_distribution_in_order_of_ids():
@@ -394,7 +429,8 @@ def test_what_the_file_leaves_out_is_the_engines_default(folder):
     settings = {order: (s.temperature, s.top_k, s.top_p, s.min_p) for order, s in read.items()}
     assert settings["hf"] == (1.0, 50, 1.0, 0.0) and settings["vllm"] == settings["sglang"] == (1.0, 0, 1.0, 0.0)
     assert settings["llama.cpp"] == (0.8, 40, 0.95, 0.05)
-    assert all(s.repetition_penalty == 1.1 and s.presence_penalty == 0 for s in read.values())
+    assert all(s.repetition_penalty == 1.1 for s in read.values())
+    assert [order for order in ORDERS if read[order].presence_penalty == 1.5] == ["vllm"]  # the others do not read it
 
 
 def test_without_do_sample_transformers_is_greedy_and_vllm_does_not_ask(folder):
@@ -440,6 +476,14 @@ def test_a_file_that_asks_for_more_or_is_not_there_is_refused(folder, tmp_path):
         ({"frequency_penalty": 0.1, "order": "hf"}, "'hf' has no presence or frequency penalty"),
         ({"penalty_last_n": 64, "order": "vllm"}, "only llama.cpp"),
         ({"mask": [1.5]}, "mask"),
+        ({"mask": 5}, "mask"),
+        ({"mask": [[1], [2, 3]]}, "mask"),
+        ({"mask": "12"}, "mask"),
+        ({"mask": [True, False]}, "mask"),
+        ({"temperature": 10**400}, "temperature 1000"),
+        ({"temperature": np.True_}, "temperature"),
+        ({"temperature": b"1"}, "temperature"),
+        ({"order": ["hf"]}, "order"),
     ],
 )
 def test_parameters_that_mean_nothing_or_contradict_are_refused(options, words):
@@ -463,6 +507,14 @@ def test_no_token_is_drawn_from_logits_that_are_not_finite(value):
         (Sampler(), ([[1.0]],), errors.ShapeError, "one row"),
         (Sampler(), ([],), errors.ShapeError, "one row"),
         (Sampler(), ([1, 2],), errors.DTypeError, "int64"),
+        (Sampler(), (None,), errors.ShapeError, "one row"),
+        (Sampler(), ([1j, 2],), errors.DTypeError, "complex"),
+        (Sampler(), (np.zeros(2, "V2"),), errors.DTypeError, "void16"),
+        (Sampler(), (np.zeros(2, [("a", "f4")]),), errors.DTypeError, "void32"),
+        (Sampler(), (np.zeros(2, ml_dtypes.int4),), errors.DTypeError, "int4"),
+        (Sampler(repetition_penalty=2), ([1.0, 2.0], None), errors.InputError, "context_ids"),
+        (Sampler(repetition_penalty=2), ([1.0, 2.0], [2**64]), errors.InputError, "context_ids"),
+        (Sampler(mask=np.array([2**63], np.uint64)), ([1.0, 2.0],), errors.InputError, "0 to 1"),
         (Sampler(repetition_penalty=2), ([1.0, 2.0], [0, 5]), errors.InputError, r"context_ids\[1\] is 5"),
         (Sampler(repetition_penalty=2), ([1.0, 2.0], [0.5]), errors.InputError, "context_ids"),
         (Sampler(repetition_penalty=2, order="vllm"), ([1.0, 2.0], [0]), errors.InputError, "need prompt_length"),
