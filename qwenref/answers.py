@@ -12,6 +12,7 @@ Reads the XML form of tool calls, as the chat templates of the family write it:
 """
 
 import json
+import math
 import re
 import warnings
 from typing import NamedTuple
@@ -194,7 +195,7 @@ def _read_call(text, at, schemas, problems):
             problems.append(f"parameter {key!r} is given twice; the later one is kept")
         arguments[key] = _argument(text[begin.end() : stop.start()], key, schema, problems)
         at = stop.end()
-    missing = [key for key in (schema or {}).get("required", ()) if key not in arguments]
+    missing = [key for key in _names((schema or {}).get("required")) if key not in arguments]
     if missing:
         problems.append(f"no parameter {', '.join(map(repr, missing))}")
     return ToolCall(name, arguments), end.end()
@@ -250,13 +251,13 @@ def _kinds(schema, root, seen=()):
         return _kinds(target, root, (*seen, reference))
     if "type" in schema:
         kinds = schema["type"]
-        return (kinds,) if isinstance(kinds, str) else tuple(kinds)
+        return (kinds,) if isinstance(kinds, str) else tuple(_names(kinds))
     for several in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(several), list):
             inner = [_kinds(one, root, seen) for one in schema[several]]
             return tuple(dict.fromkeys(kind for kinds in inner for kind in kinds))
     values = schema.get("enum", [schema["const"]] if "const" in schema else ())
-    return tuple(dict.fromkeys(map(_kind_of, values)))
+    return tuple(dict.fromkeys(map(_kind_of, values if isinstance(values, (list, tuple)) else ())))
 
 
 def _kind_of(value):
@@ -274,7 +275,7 @@ def _read(text, kind):
     if kind in _WORDS:
         return word in _WORDS[kind], _WORDS[kind].get(word)
     try:
-        value = json.loads(word, parse_constant=_refuse_constant)
+        value = json.loads(word, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         return False, None
     found = _kind_of(value)
@@ -285,6 +286,16 @@ def _read(text, kind):
 
 def _refuse_constant(word):
     raise ValueError(f"{word} is no JSON")
+
+
+def _finite(word):
+    value = float(word)
+    return value if math.isfinite(value) else _refuse_constant(word)  # 1e999 would be rendered as Infinity
+
+
+def _names(value):
+    """The strings of a list; none of anything else, since a schema may be wrong without the text being so."""
+    return [name for name in value if isinstance(name, str)] if isinstance(value, (list, tuple)) else []
 
 
 def _object(value):

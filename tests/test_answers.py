@@ -139,6 +139,8 @@ def test_an_argument_has_the_type_of_its_schema(key, text, value):
         ("count", "true", "integer"),
         ("ratio", "NaN", "number"),
         ("ratio", "9" * 5000, "number"),
+        ("ratio", "1e999", "number"),
+        ("list", "[-1e999]", "array"),
         ("sure", "yes", "boolean"),
         ("sure", "1", "boolean"),
         ("list", "[1, 2", "array"),
@@ -211,6 +213,18 @@ def test_malformed_answers_lose_no_text_and_say_what_is_wrong(text, content, cal
     found = parse(text, TOOLS, True)
     assert (found.content, found.tool_calls, list(found.problems)) == (content, calls, problems)
     assert found.thinking == ("first a" if "</think>" not in text else "")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"type": None}, {"type": 5}, {"type": [{}]}, {"enum": 5}, {"enum": None}, {"anyOf": [5, None]}, 5],
+)
+def test_a_schema_that_is_wrong_itself_leaves_the_text_as_it_is(wrong):
+    for required in (True, None, "abc", [5], ["a"]):
+        tool = {"name": "plan", "parameters": {"properties": {"a": wrong}, "required": required}}
+        assert parse(call("plan", a="1"), [tool], False).tool_calls == (ToolCall("plan", {"a": "1"}),)
+    tool["parameters"]["required"] = ["b", 7]
+    assert "tool call 0: no parameter 'b'" in parse(call("plan", a="1"), [tool], False).problems
 
 
 @pytest.mark.parametrize(
