@@ -186,7 +186,19 @@ def _chooser(model, sampler, tokenizer, vocab, kind):
                 do='return_logprobs="raw"',
             )
         )
-    return lambda logits, row, name: (operator.index(sampler.sample(logits, row.ids, generator(*name))), None)
+
+    def asked(logits, row, name):
+        given = sampler.sample(logits, row.ids, generator(*name))
+        try:
+            id = operator.index(given)
+        except TypeError:
+            id = -1
+        if not 0 <= id < vocab:
+            what = f"generate: sample of {type(sampler).__name__} gave {given!r}"
+            raise InputError(compose(what, expected=f"an id, 0 to {vocab - 1:,}"))
+        return id, None
+
+    return asked
 
 
 def _scored_prompt(model, ids, mask, cache, rows, pictures):

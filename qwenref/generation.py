@@ -12,7 +12,7 @@ class Generation:
     ids      prompt and new ids, pads left out          new_ids   the new ones, with the id that ended the text
     text     the new text, special tokens left out and cut before a stop string; None without a tokenizer
     finish   why it ended, in words                     steps     calls of the model
-    logits   float32 [new, vocab] when asked for, else None
+    logits   [new, vocab] when asked for, else None; float32, by the profile fp64 float64
     logprobs         `Logprobs` when asked for, else None
     masked           int64 [n]: logit rows that could not be drawn, because no token belongs to them
     masked_mass      the largest probability the model gave them at any token; a right model gives them next to none

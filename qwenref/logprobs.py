@@ -74,7 +74,7 @@ def _stacked(pairs, k):
 def log_softmax(logits):
     """Natural logarithms of softmax over the last axis, float64.  NaN and +inf make the whole row NaN."""
     z = np.asarray(logits).astype(np.float64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         z = z - z.max(axis=-1, keepdims=True)
         return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
 

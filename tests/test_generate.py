@@ -306,6 +306,16 @@ def test_a_sampler_of_ones_own_sees_logits_context_and_its_own_draws(model):
         model.generate([1], sampler=3)
 
 
+@pytest.mark.parametrize("given", [-1, 1280, 1.0, None, "7"])
+def test_what_a_sampler_of_ones_own_gives_is_an_id(model, given):
+    class Wrong:
+        def sample(self, logits, context_ids, rng):
+            return given
+
+    with pytest.raises(errors.InputError, match=f"sample of Wrong gave {given!r}"):
+        model.generate([1], max_new_tokens=1, sampler=Wrong())
+
+
 # Sampling
 
 WARM = qwenref.Sampler(temperature=1.3, top_p=0.98, repetition_penalty=1.1, presence_penalty=0.3, order="vllm")

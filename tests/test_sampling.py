@@ -393,7 +393,9 @@ def test_log_softmax_and_top():
     logits = np.random.default_rng(4).normal(size=(3, 20)).astype(np.float32) * 100
     expected = torch.tensor(logits, dtype=torch.float64).log_softmax(-1).numpy()
     np.testing.assert_allclose(log_softmax(logits), expected, rtol=1e-13)
-    assert log_softmax(np.array([0.0, -np.inf])).tolist() == [0.0, -np.inf]
+    with np.errstate(all="raise"):
+        assert log_softmax(np.array([0.0, -np.inf, -800.0])).tolist() == [0.0, -np.inf, -800.0]
+        assert log_softmax(np.array([1.7e308, -1.7e308])).tolist() == [0.0, -np.inf]
     for k, expected in ((0, []), (1, [1]), (2, [1, 3]), (3, [1, 3, 2]), (4, [1, 3, 2, 0])):
         ids, values = top(np.array([0.0, 2.0, 1.0, 2.0]), k)
         assert ids.tolist() == expected and values.tolist() == [[0.0, 2.0, 1.0, 2.0][id] for id in expected]
