@@ -206,15 +206,19 @@ class GatedDeltaNet(Module):
 
         convolved, window = self.conv1d(mixed_qkv, window, step.advance, next_window=step.cuts or True)
         *windows, window = window if step.cuts else (window,)
+        del mixed_qkv  # a long prompt's largest arrays go as soon as they have been used
         conv_out = self.site("conv_out", ops.silu(convolved))
+        del convolved
         q, k, v = conv_out[..., : G * K], conv_out[..., G * K : 2 * G * K], conv_out[..., 2 * G * K :]
         q = self.site("q", ops.l2_norm(q.reshape(B, T, G, K)))
         k = self.site("k", ops.l2_norm(k.reshape(B, T, G, K)))
         v = self.site("v", v.reshape(B, T, V, D))
+        del conv_out
         beta = self.site("beta", ops.sigmoid(b))
         g = self.site("g", ops.delta_decay(a, self.A_log, self.dt_bias))
 
         read, states = self._recur(q, k, v, g, beta, state, step)
+        del q, k, v
         if step.stored is not None:
             states = [step.stored("state", state) for state in states]
         *states, state = states
@@ -395,8 +399,8 @@ class TextModel(OpensSteps, Module):
         B, T, _ = hidden.shape
         with Step.start(self, cache, self.config, B, T, attention_mask, position_ids, sequence_ids) as step:
             step.keep_attentions(output_attentions)
-            residuals = self._through(hidden, self.layers, step, use_cache)
-            hidden = self.norm(residuals[-1])
+            residuals = [hidden] if output_hidden_states else None
+            hidden = self.norm(self._through(hidden, self.layers, step, use_cache, residuals))
         return ModelOutput(
             last_hidden_state=hidden,
             cache=step.cache if use_cache or cache is not None else None,
@@ -405,22 +409,21 @@ class TextModel(OpensSteps, Module):
             attentions=tuple(map(step.attentions.get, sorted(step.attentions))) if output_attentions else None,
         )
 
-    def _through(self, hidden, layers, step, use_cache=False):
-        """[hidden, and what each of the layers makes of it]."""
+    def _through(self, hidden, layers, step, use_cache=False, residuals=None):
+        """What the last of the layers makes of `hidden`; what each makes of it is put behind `residuals`, if any."""
         position_embeddings = self.rotary_emb(hidden, step.positions)
-        states = [hidden]
         for layer in layers:
-            states.append(
-                layer(
-                    states[-1],
-                    position_embeddings=position_embeddings,
-                    attention_mask=step.mask,
-                    position_ids=step.positions,
-                    cache=step.cache,
-                    use_cache=use_cache,
-                )
+            hidden = layer(
+                hidden,
+                position_embeddings=position_embeddings,
+                attention_mask=step.mask,
+                position_ids=step.positions,
+                cache=step.cache,
+                use_cache=use_cache,
             )
-        return states
+            if residuals is not None:
+                residuals.append(hidden)
+        return hidden
 
     def run(
         self,
@@ -442,4 +445,4 @@ class TextModel(OpensSteps, Module):
         B, T = (hidden if input_ids is None else input_ids).shape[:2]
         with Step.start(self, cache, self.config, B, T, attention_mask, position_ids, final=False) as step:
             hidden = self.embed_tokens(input_ids) if hidden is None else hidden
-            return self._through(hidden, self.layers[start:stop], step)[-1]
+            return self._through(hidden, self.layers[start:stop], step)
