@@ -101,7 +101,7 @@ def test_the_picture_stands_alone_and_shows_every_op_that_counts(document):
     assert tree.tag == "{http://www.w3.org/2000/svg}svg" and tree.attrib["role"] == "img"
     assert "<script" not in text and "href" not in text and len(text) < 40_000
     marks = list(points(document["roofline"]))
-    assert len(marks) > 10
+    assert {(phase, name) for phase, name, *_ in marks} >= {("prefill", "linear"), ("decode", "linear")}
     for phase, name, *_ in marks:
         assert f"<title>{phase}: {name}, " in text
 
