@@ -46,6 +46,7 @@ from qwenref.weights import to_torch_state_dict
 
 if TYPE_CHECKING:
     from qwenref.answers import Answer, parse, round_trip
+    from qwenref.chat import Reply
     from qwenref.experiments import ablate, patch
     from qwenref.guard import check_finite
     from qwenref.lens import Lens, logit_lens
@@ -60,6 +61,7 @@ _LATER = {
     "Answer": "answers",
     "Lens": "lens",
     "ModelProfile": "profiling",
+    "Reply": "chat",
     "Sampler": "sampling",
     "States": "states",
     "ablate": "experiments",
@@ -140,6 +142,7 @@ __all__ = [
     "QwenrefWarning",
     "RMSNorm",
     "RMSNormGated",
+    "Reply",
     "RotaryEmbedding",
     "Sampler",
     "ShapeError",

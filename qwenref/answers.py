@@ -18,6 +18,7 @@ import warnings
 from typing import NamedTuple
 
 from qwenref.errors import InputError, QwenrefWarning, compose
+from qwenref.rendering import common
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?")
@@ -66,6 +67,15 @@ class RoundTrip(NamedTuple):
     comes: list  # ids of the conversation with the answer in it
     answer: Answer
 
+    def __repr__(self):
+        if self.same:
+            return f"RoundTrip · the {len(self.went):,} ids come back"
+        sides = [
+            " ".join(map(str, ids[max(0, self.at - 2) : self.at + 4])) or "nothing" for ids in (self.went, self.comes)
+        ]
+        head = f"RoundTrip · id {self.at:,} of {len(self.went):,} changes; from {max(0, self.at - 2):,} on"
+        return f"{head}\n  went   {sides[0]}\n  comes  {sides[1]}"
+
 
 def parse(text, tools=None, thinking=None):
     """The `Answer` in a generated text.
@@ -108,8 +118,9 @@ def round_trip(model, messages, new_ids, tools=None, enable_thinking=None, **var
     again = tokenizer.render([*messages, answer.message], tools, False, enable_thinking, **variables)
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
     went, comes = prompt_ids + new_ids, tokenizer.encode(again, add_special_tokens=False)
-    at = next((at for at, id in enumerate(went) if comes[at : at + 1] != [id]), None)
-    if at is not None:
+    found = compared(went, comes, answer)
+    if not found.same:
+        at = found.at
         place = f"in the prompt ({len(prompt_ids):,} ids)" if at < len(prompt_ids) else "in the answer"
         warnings.warn(
             compose(
@@ -121,7 +132,13 @@ def round_trip(model, messages, new_ids, tools=None, enable_thinking=None, **var
             QwenrefWarning,
             stacklevel=2,
         )
-    return RoundTrip(at is None, at, went, comes, answer)
+    return found
+
+
+def compared(went, comes, answer):
+    """`RoundTrip`: whether the ids that went in and came out begin the ids of the history."""
+    at = common(went, comes)
+    return RoundTrip(at == len(went), None if at == len(went) else at, list(went), list(comes), answer)
 
 
 def _around(tokenizer, ids, at):

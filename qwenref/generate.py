@@ -127,21 +127,6 @@ def generate(
     return Generation(rows, steps, rows_wanted == 1)
 
 
-def chat(model, messages, tools=None, enable_thinking=None, **options):
-    """Answer a conversation: the checkpoint's template, then `generate` with the given options."""
-    _, ids = render(model, messages, tools=tools, enable_thinking=enable_thinking)
-    for name in ("image_token_id", "video_token_id"):
-        if getattr(model.config, name, None) in ids:
-            raise CapabilityMissing(
-                compose(
-                    "chat: the conversation holds pictures or videos",
-                    found=f"{model.tokenizer.token_text(getattr(model.config, name))} in the prompt",
-                    expected="text only in this version",
-                )
-            )
-    return generate(model, ids, **options)
-
-
 def render(model, messages, tools=None, add_generation_prompt=None, enable_thinking=None, **variables):
     """The exact prompt of a conversation: `text, ids = render(...)`, with more in the `Rendered` it is.
 

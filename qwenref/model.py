@@ -190,8 +190,8 @@ class LanguageModel(OpensSteps, Module):
         return generate(self, input_ids, **options)
 
     def chat(self, messages, **options):
-        """Answer a conversation; see `qwenref.generate.chat`."""
-        from qwenref.generate import chat
+        """Answer a conversation; see `qwenref.chat.chat`."""
+        from qwenref.chat import chat
 
         return chat(self, messages, **options)
 
