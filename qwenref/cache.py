@@ -170,8 +170,8 @@ class Cache:
     With `snapshot_every=n` the states of every row are kept after each n of its tokens, wherever in a call they come,
     so that `crop` can go back.  One snapshot of one row costs the windows and states of the DeltaNet layers,
     `cache_size(model, tokens=0, kv_dtype="float32").total` bytes (150 MiB at 27B), and nothing for keys and values; all
-    are kept until the row is cropped to before them or the cache is reset.  `.snapshots` lists their tokens,
-    `.snapshot_nbytes` is what they take, besides `.nbytes`.
+    are kept until the row is cropped to before them, `forget_snapshots` is called or the cache is reset.  `.snapshots`
+    lists their tokens, `.snapshot_nbytes` is what they take, besides `.nbytes`.
     """
 
     def __init__(self, model_or_config, batch=1, snapshot_every=None):
@@ -307,6 +307,23 @@ class Cache:
         states = sum(array.nbytes for mark in kept.values() for pair in mark.layers.values() for array in pair)
         pictures = waiting_arrays(mark.waiting for mark in kept.values())
         return states + sum(array.nbytes for array in pictures.values())
+
+    def snapshot_at(self, tokens):
+        """Keep the states after these numbers of tokens as well, whenever a call gets there.
+
+        A list, or one number; it takes the place of what was asked for before, and [] of nothing.
+        """
+        asked = np.atleast_1d(np.asarray(tokens))
+        if asked.size and (asked.dtype.kind not in "iu" or asked.ndim != 1 or asked.min() < 1):
+            raise InputError(compose(f"Cache.snapshot_at: {tokens!r}", expected="numbers of tokens, at least 1"))
+        self._snapshot_at = tuple(asked.tolist())
+
+    def forget_snapshots(self, before):
+        """Let go of the snapshots of fewer than `before` tokens; everything else stays as it is."""
+        self._between_calls("Cache.forget_snapshots")
+        if not is_whole(before):
+            raise InputError(compose(f"Cache.forget_snapshots: before {before!r}", expected="a number of tokens"))
+        self._become(_marks=[{n: mark for n, mark in own.items() if n >= before} for own in self._marks])
 
     def keeps(self, lengths):
         """Where, in an array of numbers of tokens, the states are kept."""

@@ -140,7 +140,7 @@ def export_states(model, input_ids, tokens, path=None, order="hf", **options):
     if numbers.dtype.kind not in "iu" or numbers.size == 0 or numbers[0] < 1:
         raise InputError(compose(f"export_states: tokens {tokens!r}", expected="numbers of tokens, at least 1"))
     cache = Cache(model, rows)
-    cache._snapshot_at = tuple(numbers.tolist())
+    cache.snapshot_at(numbers)
     model(ids, inputs_embeds=embeds, cache=cache, logits_to_keep=1, **options)
     if numbers[-1] > cache.length.min():
         raise InputError(

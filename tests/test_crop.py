@@ -308,3 +308,34 @@ def test_crop_waits_for_the_call_to_return(model, ids):
     with model.model.norm.register_forward_pre_hook(inside):
         model(ids[:, 20:25], cache=cache)
     assert cache.length.tolist() == [25, 25]
+
+
+def test_states_are_kept_at_chosen_tokens_and_let_go_of(model, ids):
+    cache = qwenref.Cache(model)
+    cache.snapshot_at([3, 7])
+    model(ids[0, :6], cache=cache)
+    assert cache.snapshots == [[3]]
+    cache.snapshot_at(8)
+    model(ids[0, 6:9], cache=cache)
+    assert cache.snapshots == [[3, 8]]
+    before = cache_bits(cache)
+    cache.forget_snapshots(before=8)
+    assert cache.snapshots == [[8]] and cache_bits(cache) == before
+    assert cache.crop(8).tolist() == [0]
+    whole = model(ids[0, :12]).logits
+    assert model(ids[0, 8:12], cache=cache).logits.tobytes() == whole[:, 8:].tobytes()
+    with pytest.raises(CapabilityMissing):
+        cache.crop(3)
+    cache.snapshot_at([])
+    model(ids[0, 12:20], cache=cache)
+    assert cache.snapshots == [[8]]
+
+
+@pytest.mark.parametrize("tokens", [0, [-1], 1.5, True, "8", [[1]]], ids=repr)
+def test_chosen_tokens_are_numbers_of_tokens(model, tokens):
+    cache = qwenref.Cache(model)
+    with pytest.raises(InputError, match="snapshot_at"):
+        cache.snapshot_at(tokens)
+    for before in (1.5, True, None):
+        with pytest.raises(InputError, match="forget_snapshots"):
+            cache.forget_snapshots(before)
