@@ -50,8 +50,14 @@ class Reply(Generation):
             "content": self.answer.content,
             "tool_calls": [call._asdict() for call in self.answer.tool_calls],
             "problems": list(self.answer.problems),
-            "round_trip": {"same": self.round_trip.same, "at": self.round_trip.at},
+            "round_trip": self._way_back(),
         }
+
+    def _way_back(self):
+        try:
+            return {"same": self.round_trip.same, "at": self.round_trip.at}
+        except QwenrefError as error:  # of the template
+            return {"same": False, "at": None, "error": str(error)}
 
 
 def chat(model, messages, tools=None, enable_thinking=None, after=None, **options):
@@ -131,9 +137,7 @@ def _turn_behind(after, rendered, tokenizer):
     spans = [span for span in rendered.spans if span.message == answered]
     stops = [tokenizer.decode([id]) for id in tokenizer.stop.ids]
     frame = spans[-1] if spans and spans[-1].part == "frame" else None
-    found = [
-        (at, stop) for stop in stops if frame and (at := rendered.text.rfind(stop, frame.start, frame.stop)) >= 0
-    ]
+    found = [(at, stop) for stop in stops if frame and (at := rendered.text.rfind(stop, frame.start, frame.stop)) >= 0]
     if not found:
         raise CapabilityMissing(
             compose(

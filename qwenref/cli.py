@@ -97,8 +97,7 @@ def generate(options):
     facts = {
         "model": options.model,
         "numerics": model.numerics,
-        "sampler": repr(sampling["sampler"]) if sampling else None,
-        "seed": sampling.get("seed"),
+        **_drawn_by(sampling),
         "prompt": prompt,
         "prompt_ids": ids,
         "text": out.text,
@@ -133,7 +132,9 @@ def chat(options):
     model = qwenref.from_pretrained(options.model, numerics=options.numerics)
     model.tokenizer.chat_template()  # a checkpoint without one is told before the first question
     thinking = False if options.no_thinking else None
-    converse(Conversation(model, options.system, thinking, max_new_tokens=options.max_new_tokens, **sampling))
+    conversation = Conversation(model, options.system, thinking, max_new_tokens=options.max_new_tokens, **sampling)
+    facts = {"model": options.model, "numerics": model.numerics, **_drawn_by(sampling)}
+    converse(conversation, (lambda answer: _show_json("chat", {**facts, **answer})) if options.json else None)
     return FINE
 
 
@@ -231,6 +232,10 @@ def _sampling(options):
     return {"sampler": Sampler(order=options.order or "hf", **asked), "seed": options.seed or 0}
 
 
+def _drawn_by(sampling):
+    return {"sampler": repr(sampling["sampler"]) if sampling else None, "seed": sampling.get("seed")}
+
+
 def _read_json(name, what):
     """What a file, or standard input for -, holds as JSON."""
     from qwenref.errors import InputError, compose
@@ -289,15 +294,14 @@ def _parser():
     return parser
 
 
-def _verb(verbs, name, run, example, summary, json=True, model=None):
+def _verb(verbs, name, run, example, summary, json=None, model=None):
     verb = verbs.add_parser(name, help=summary, description=summary)
     verb.example = example
     verb.set_defaults(run=run)
     verb.add_argument(
         "model", metavar="MODEL", nargs=model, help='"tiny", a folder, or a hub name such as Qwen/Qwen3.5-0.8B'
     )
-    if json:
-        verb.add_argument("--json", action="store_true", help="one JSON document on standard output, nothing else")
+    verb.add_argument("--json", action="store_true", help=json or "one JSON document on standard output, nothing else")
     return verb
 
 
@@ -347,7 +351,7 @@ def _add_answering(verb, most):
 
 def _add_chat(verbs):
     summary = "A conversation: type messages, /help lists commands; through a pipe each line is a message."
-    verb = _verb(verbs, "chat", chat, "qwenref chat tiny", summary, json=False)
+    verb = _verb(verbs, "chat", chat, "qwenref chat tiny", summary, json="one JSON document a line for each answer")
     verb.add_argument("--system", metavar="TEXT", help="begin with this system message")
     _add_answering(verb, 1024)
 
@@ -447,7 +451,7 @@ def _stream(piece):
 
 
 def _show_json(kind, facts):
-    print(json.dumps({"schema": f"qwenref.{kind}/1", "version": __version__, **facts}, ensure_ascii=True))
+    print(json.dumps({"schema": f"qwenref.{kind}/1", "version": __version__, **facts}, ensure_ascii=True), flush=True)
 
 
 def _tell(text):

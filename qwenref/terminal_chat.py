@@ -10,8 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from qwenref.answers import opens_thinking, parse
+from qwenref.answers import opens_thinking
 from qwenref.cache import Cache
+from qwenref.chat import Reply
 from qwenref.errors import InputError, QwenrefError, compose
 from qwenref.plain import plain
 from qwenref.rendering import common
@@ -31,7 +32,7 @@ _DIM, _NORMAL, _END = "\x1b[2m", "\x1b[22m", "</think>"
 class Conversation:
     """Messages, and a cache that holds the beginning of what they render to.
 
-    A snapshot ends with the newest question: a template that leaves old thinking out of the history makes the next
+    The cache can go back to the newest question: a template that leaves old thinking out of the history makes the next
     prompt part from what the cache holds after an answer, but not from what it held before.
     """
 
@@ -45,7 +46,7 @@ class Conversation:
         self.prompt = None  # of the newest answer
         self.reused = 0  # how many of its tokens were not run again
         self._cache, self._held = Cache(self.model), []
-        self._asked = [], self._cache.snapshot()
+        self._asked = []  # ids up to the newest question, after which the cache has kept its states
 
     @property
     def system(self):
@@ -53,7 +54,7 @@ class Conversation:
         return first["content"] if first.get("role") == "system" else None
 
     def ask(self, text, begin=None, streamer=None):
-        """The `Generation` that answers `text`; `begin(prompt)` is called first.  After an error all is as before."""
+        """The `Reply` to `text`; `begin(prompt)` is called first.  After an error all is as before."""
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self._render(messages, True)
         history = self._render(messages, False)
@@ -62,18 +63,19 @@ class Conversation:
             begin(prompt.text)
         try:
             reused = self._go_back(ids)
-            asked = self._feed(ids[: min(common(ids, history.ids), len(ids) - 1)])
-            out = self.model.generate(ids[len(self._held) :], cache=self._cache, streamer=streamer, **self.options)
+            self._feed(ids[: min(common(ids, history.ids), len(ids) - 1)])
+            asked = self._held
+            out = self.model.generate(ids[len(asked) :], cache=self._cache, streamer=streamer, **self.options)
         except BaseException:
             self._held = None  # what the cache holds now is a part of an answer that nobody keeps
             raise
         self._asked, self.reused, self.prompt = asked, reused, prompt.text
-        self._held = (ids + out.new_ids)[: int(self._cache.length[0])]
-        tokenizer = self.model.tokenizer
-        ended = out.new_ids[-1:] and out.new_ids[-1] in tokenizer.stop.ids
-        said = tokenizer.decode(out.new_ids[:-1] if ended else out.new_ids)
-        self.messages = [*messages, parse(said, thinking=opens_thinking(prompt.text)).message]
-        return out
+        self._cache.forget_snapshots(before=len(asked))
+        out.rows[0].prompt_ids = ids
+        reply = Reply(out, self.model.tokenizer, prompt, messages, None, self.enable_thinking)
+        self._held = reply.ids[: int(self._cache.length[0])]
+        self.messages = reply.messages
+        return reply
 
     def _render(self, messages, generation):
         from qwenref import render
@@ -83,44 +85,49 @@ class Conversation:
     def _go_back(self, ids):
         """Let the cache hold a beginning of `ids`, as long as may be; the number of tokens."""
         if self._held is None or not _begins(ids, self._held):
-            held, snapshot = self._asked
-            if _begins(ids, held):
-                self._cache.restore(snapshot)
-                self._held = held
+            if len(self._asked) in self._cache.snapshots[0] and _begins(ids, self._asked):
+                self._cache.crop(len(self._asked))
+                self._held = self._asked
             else:
                 self._cache.reset()
                 self._held = []
         return len(self._held)
 
     def _feed(self, ids):
-        """Run what is missing of `ids`; they and the cache after them."""
+        """Run what is missing of `ids`, and keep the states after them."""
         if len(self._held) < len(ids):
+            self._cache.snapshot_at(len(ids))
             self.model(ids[len(self._held) :], cache=self._cache, logits_to_keep=1)
             self._held = ids
-        return self._held, self._cache.snapshot()
 
 
 def _begins(ids, held):
     return len(held) < len(ids) and ids[: len(held)] == held
 
 
-def converse(conversation):
+def converse(conversation, show_json=None):
     """Read lines from standard input and answer them, until it ends or /quit.
 
     At a terminal an error or Ctrl-C costs one answer; through a pipe it ends the program, whose exit code tells.
+    With `show_json(facts)` each answer is handed to it when it is whole, and standard output gets nothing else.
     """
-    at_terminal = sys.stdin.isatty()
+    at_terminal = sys.stdin.isatty() and show_json is None
     if at_terminal:
         _line_editing()
         _note("a message, or /help")
+    show = print if show_json is None else _note
     saved = set()
     while (line := _read(at_terminal)) is not None:
         try:
             if line.startswith("/") and not line.startswith("//"):
-                if not _command(conversation, line, saved):
+                if not _command(conversation, line, saved, show):
                     return
             elif line.strip():
-                _answer(conversation, line[1:] if line.startswith("//") else line)
+                text = line[1:] if line.startswith("//") else line
+                if show_json is None:
+                    _answer(conversation, text)
+                else:
+                    show_json({**conversation.ask(text).to_dict(), "reused": conversation.reused})
         except KeyboardInterrupt:
             if not at_terminal:
                 raise
@@ -155,6 +162,9 @@ def _answer(conversation, text):
         shown.end()
     if out.finish == "max_new_tokens" or out.finish.startswith("context full"):
         _note(f"cut off: {out.finish}")
+    elif not (way_back := out.to_dict()["round_trip"])["same"]:
+        where = "" if way_back["at"] is None else f", from id {way_back['at']:,} of {len(out.ids):,}"
+        _note(f"in the next prompt this answer has other ids{where}")
 
 
 class _Shown:
@@ -199,14 +209,14 @@ class _Shown:
         self._thinking = False
 
 
-def _command(conversation, line, saved):
+def _command(conversation, line, saved, show):
     """Obey a command; whether to go on."""
     word, _, rest = line.partition(" ")
     rest = rest.strip()
     if word == "/quit" and not rest:
         return False
     if word == "/help" and not rest:
-        print(HELP)
+        show(HELP)
     elif word == "/reset" and not rest:
         conversation.begin(conversation.system)
         _note("forgotten")
@@ -216,7 +226,7 @@ def _command(conversation, line, saved):
     elif word == "/show" and rest == "prompt":
         if conversation.prompt is None:
             raise InputError(compose("/show prompt: there is no answer yet", do="ask something first"))
-        print(conversation.prompt)
+        show(conversation.prompt)
     elif word == "/save" and rest:
         _save(conversation.messages, rest, saved)
     else:

@@ -10,7 +10,7 @@ import pytest
 from test_cli import ANSWER, BASE, COMMAND, EXAMPLES, PRESSED, QUESTION, STORY, SUM, run
 
 import qwenref
-from qwenref.terminal_chat import Conversation, _Shown
+from qwenref.terminal_chat import Conversation, _answer, _Shown
 
 pty = pytest.importorskip("pty")  # not on Windows, where the package is not built either
 OTHER = EXAMPLES[0]["messages"][0]["content"]
@@ -64,6 +64,48 @@ def test_a_failed_answer_leaves_conversation_and_next_answer_as_they_were(model)
     assert touched.messages == untouched.messages and touched.reused > 0
 
 
+def test_a_conversation_keeps_the_states_after_its_newest_question_and_no_copy_of_keys_and_values(model):
+    conversation = Conversation(model, max_new_tokens=30)
+    fixed = qwenref.cache_size(model, tokens=0, kv_dtype="float32").total
+    for turn, question in enumerate((QUESTION, OTHER, QUESTION)):
+        conversation.ask(question)
+        (kept,) = conversation._cache.snapshots[0]
+        assert kept == len(conversation._asked) < conversation._cache.length[0]
+        assert conversation._cache.snapshot_nbytes == fixed and (conversation.reused > 0) == (turn > 0)
+
+
+def test_the_json_of_a_chat_is_a_line_for_each_answer(model):
+    messages, words = [{"role": "user", "content": QUESTION}], ("--json", "--max-new-tokens", "60")
+    done = chat(QUESTION, "/show prompt", "/help", OTHER, "/reset", QUESTION, words=words)
+    assert done.returncode == 0 and SUM["prompt"] in done.stderr and "/reset" in done.stderr
+    first, second, third = map(json.loads, done.stdout.splitlines())
+    assert (first["schema"], first["sampler"], first["reused"]) == ("qwenref.chat/1", None, 0)
+    assert (first["prompt"], first["prompt_ids"]) == (SUM["prompt"], SUM["prompt_ids"])
+    assert (first["new_ids"], first["text"]) == (SUM["output_ids"], ANSWER.removesuffix("\n"))
+    assert (first["thinking"], first["content"], first["tool_calls"]) == ("1+3=4, 3+2=5", "54", [])
+    assert first["finish"].startswith("stop token <|im_end|>") and first["round_trip"] == {"same": True, "at": None}
+    again = [*model.chat(messages).messages, {"role": "user", "content": OTHER}]
+    out = model.chat(again, max_new_tokens=60)
+    assert {name: second[name] for name in out.to_dict()} == out.to_dict() and second["reused"] > 0
+    assert third == first
+
+
+def test_an_answer_that_changes_as_history_is_told_of(model, capsys):
+    class Letters:
+        """Writes y, e, s, where the tokenizer has one token."""
+
+        def __init__(self):
+            self.ids = iter([model.tokenizer.token_id(letter) for letter in "yes"] + [model.tokenizer.stop.ids[0]])
+
+        def sample(self, logits, context_ids, rng):
+            return next(self.ids)
+
+    conversation = Conversation(model, None, False, sampler=Letters())
+    _answer(conversation, QUESTION)
+    out, err = capsys.readouterr()
+    assert out == "yes\n" and "in the next prompt this answer has other ids, from id " in err
+
+
 def test_show_prompt_is_the_prompt_of_the_newest_answer():
     done = chat(QUESTION, "/show prompt")
     assert done.stdout == ANSWER + SUM["prompt"] + "\n"
@@ -102,7 +144,7 @@ def test_an_unknown_command_is_bad_input_and_two_slashes_are_a_message():
 
 
 def test_bad_input_to_a_chat_is_one_message_and_code_3(tmp_path):
-    for words in (("chat", "nowhere-at-all"), ("chat", "tiny", "--top-p", "2"), ("chat", "tiny", "--json")):
+    for words in (("chat", "nowhere-at-all"), ("chat", "tiny", "--top-p", "2"), ("chat", "tiny", "--ids")):
         done = run(*words, stdin=QUESTION, HF_HUB_OFFLINE="1")
         assert done.returncode == 3 and done.stdout == "" and "Traceback" not in done.stderr, words
 
