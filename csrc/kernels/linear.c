@@ -8,6 +8,8 @@
  * result that is not a number is the one quiet NaN. So every level, blocking and number of threads gives the same bits. */
 #include "simd.h"
 
+#include "flushing.h"
+
 #define LINEAR_INLINE static inline __attribute__((always_inline, unused))
 
 enum {
@@ -42,29 +44,6 @@ LINEAR_INLINE int64_t element_size(qr_dtype dtype)
     return dtype == QR_F32 ? 4 : 2;
 }
 
-/* ---- the environment of the arithmetic --------------------------------------------------------------------------- */
-
-/* Nearest even, subnormals are zero, no exception trapped. The caller's state comes back untouched, flags included. */
-static unsigned enter_flushing(void)
-{
-#if defined(__x86_64__)
-    const unsigned before = _mm_getcsr();
-    _mm_setcsr(0x9fc0);
-    return before;
-#else
-    return 0;
-#endif
-}
-
-static void leave_flushing(unsigned before)
-{
-#if defined(__x86_64__)
-    _mm_setcsr(before);
-#else
-    (void)before;
-#endif
-}
-
 /* ---- the loops of the level -------------------------------------------------------------------------------------- */
 
 #if defined(QR_HAVE_AVX2)
@@ -76,27 +55,7 @@ static void leave_flushing(unsigned before)
 #elif defined(QR_HAVE_AVX2)
 #include "linear_avx2.h"
 #else
-
-/* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
- * has, per token and step, the 16 high elements and then the 16 low ones. What comes next of W is at `next`, if not
- * NULL. */
-static void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
-                        int rows, int tokens, qr_dtype dtype, bool dots, const char *next)
-{
-    (void)dots;
-    (void)next;
-    for (int r = 0; r < rows; r++)
-        for (int64_t s = 0; s < steps; s++) {
-            float v[STEP];
-            qr_widen(v, w + r * w_stride + s * STEP * element_size(dtype), dtype, STEP);
-            for (int t = 0; t < tokens; t++) {
-                const float *high = x + t * x_stride + s * STEP, *low = high + 16;
-                float *sum = sums + (r * tokens + t) * 16;
-                for (int c = 0; c < 16; c++)
-                    sum[c] = fmaf(v[2 * c], low[c], fmaf(v[2 * c + 1], high[c], sum[c]));
-            }
-        }
-}
+#include "linear_portable.h"
 #endif
 
 /* ---- few tokens: W is streamed once, as it lies ------------------------------------------------------------------ */
@@ -154,37 +113,50 @@ static void narrow_pack(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-static __attribute__((noinline)) void narrow_rows(const linear *l, int64_t begin, int64_t end)
+typedef void narrow_loop(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
+                         int rows, int tokens, qr_dtype dtype, bool dots, const char *next);
+
+/* Class sums of rows x tokens, from zero. */
+LINEAR_INLINE void narrow_sums(const linear *l, float *sums, int64_t row, int rows, int64_t m, int tokens,
+                               narrow_loop *tile)
 {
     const int64_t full = l->I / STEP, tail = l->I % STEP * element_size(l->dtype);
     const int64_t step_bytes = STEP * element_size(l->dtype), x_step = l->dots ? 16 : STEP,
                   x_stride = l->steps * x_step;
+    const float *x = l->px + m * x_stride;
+    const char *w = l->w + row * l->row_bytes;
 
+    memset(sums, 0, (size_t)(rows * tokens) * 16 * sizeof *sums);
+    for (int64_t s = 0; s < full; s += NARROW_STEPS) {
+        const int64_t steps = full - s < NARROW_STEPS ? full - s : NARROW_STEPS;
+        /* the hardware sees a stream only within a row; the rows that follow are one piece of memory */
+        const char *next = w + NARROW_ROWS * l->row_bytes + rows * s * step_bytes;
+        tile(sums, w + s * step_bytes, l->row_bytes, x + s * x_step, x_stride, steps, rows, tokens, l->dtype, l->dots,
+             next);
+    }
+    if (tail > 0) {
+        _Alignas(64) char last[NARROW_ROWS * STEP * sizeof(float)];
+        memset(last, 0, sizeof last);
+        for (int r = 0; r < rows; r++)
+            memcpy(last + r * step_bytes, w + r * l->row_bytes + full * step_bytes, (size_t)tail);
+        tile(sums, last, step_bytes, x + full * x_step, x_stride, 1, rows, tokens, l->dtype, l->dots, NULL);
+    }
+}
+
+static __attribute__((noinline)) void narrow_rows(const linear *l, int64_t begin, int64_t end)
+{
     for (int64_t m = 0; m < l->M; m += NARROW_TOKENS) {
         const int tokens = (int)(l->M - m < NARROW_TOKENS ? l->M - m : NARROW_TOKENS);
-        const float *x = l->px + m * x_stride;
 
         for (int64_t row = begin; row < end; row += NARROW_ROWS) {
             const int rows = (int)(end - row < NARROW_ROWS ? end - row : NARROW_ROWS);
-            const char *w = l->w + row * l->row_bytes;
             _Alignas(64) float sums[NARROW_ROWS * NARROW_TOKENS * 16];
 
-            memset(sums, 0, (size_t)(rows * tokens) * 16 * sizeof *sums);
-            for (int64_t s = 0; s < full; s += NARROW_STEPS) {
-                const int64_t steps = full - s < NARROW_STEPS ? full - s : NARROW_STEPS;
-                /* the hardware sees a stream only within a row; the rows that follow are one piece of memory */
-                const char *next = w + NARROW_ROWS * l->row_bytes + rows * s * step_bytes;
-                narrow_tile(sums, w + s * step_bytes, l->row_bytes, x + s * x_step, x_stride, steps, rows, tokens,
-                            l->dtype, l->dots, next);
-            }
-            if (tail > 0) {
-                _Alignas(64) char last[NARROW_ROWS * STEP * sizeof(float)];
-                memset(last, 0, sizeof last);
-                for (int r = 0; r < rows; r++)
-                    memcpy(last + r * step_bytes, w + r * l->row_bytes + full * step_bytes, (size_t)tail);
-                narrow_tile(sums, last, step_bytes, x + full * x_step, x_stride, 1, rows, tokens, l->dtype, l->dots,
-                            NULL);
-            }
+            narrow_sums(l, sums, row, rows, m, tokens, narrow_tile);
+#if defined(FLUSHES_EARLY)
+            if (something_was_flushed(sums))
+                narrow_sums(l, sums, row, rows, m, tokens, careful_tile);
+#endif
             for (int r = 0; r < rows; r++)
                 for (int t = 0; t < tokens; t++)
                     linear_store(l, m + t, row + r, class_tree(sums + (r * tokens + t) * 16));
@@ -194,7 +166,7 @@ static __attribute__((noinline)) void narrow_rows(const linear *l, int64_t begin
 
 static void narrow_work(void *context, int64_t begin, int64_t end, int thread)
 {
-    const unsigned before = enter_flushing();
+    const flushing_state before = enter_flushing();
     (void)thread;
     narrow_rows(context, begin, end);
     leave_flushing(before);

@@ -86,7 +86,7 @@ static __attribute__((noinline)) void wide_block(const linear *l, int64_t row, i
 static void wide_work(void *context, int64_t begin, int64_t end, int thread)
 {
     const linear *l = context;
-    const unsigned before = enter_flushing();
+    const flushing_state before = enter_flushing();
 
     for (int64_t block = begin; block < end; block++) {
         const int64_t row = block * l->rows, rows = l->O - row < l->rows ? l->O - row : l->rows;

@@ -119,39 +119,102 @@ TEST(subnormals_and_zeros_agree_bit_for_bit)
                 }
 }
 
+/* Rounding, flushing and flags of this thread; a mode that is not the default, to be found again after a call. */
 #if defined(__x86_64__)
+#define UNUSUAL_MODE ((uint64_t)0x7f80 | 0x20) /* rounding towards zero, a flag set */
+
+static uint64_t float_mode(void)
+{
+    return _mm_getcsr();
+}
+
+static void set_float_mode(uint64_t mode)
+{
+    _mm_setcsr((unsigned)mode);
+}
+#elif defined(__aarch64__)
+#define UNUSUAL_MODE ((uint64_t)3 << 22 << 32 | 1 << 4) /* the same */
+
+static uint64_t float_mode(void)
+{
+    uint64_t control, status;
+    __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(control), "=r"(status) : : "memory");
+    return control << 32 | (status & 0xffffffffu);
+}
+
+static void set_float_mode(uint64_t mode)
+{
+    __asm__ volatile("msr fpcr, %0\n\tmsr fpsr, %1" : : "r"(mode >> 32), "r"(mode & 0xffffffffu) : "memory");
+}
+#endif
+
+#if defined(UNUSUAL_MODE)
+/* y = a b + c by an op that flushes; no element beside them differs from zero. */
+static float flushing_sum(const qr_op *op, int64_t M, float a, float b, float c)
+{
+    problem p = make_problem(M, 1, 34, QR_F32, false, false);
+    float y[20];
+    memset(p.x, 0, (size_t)(M * 34) * sizeof *p.x);
+    memset(p.w, 0, 34 * sizeof(float));
+    for (int64_t m = 0; m < M; m++) {
+        p.x[m * 34 + 1] = c; /* the high element of the first pair begins a chain, its low one goes on */
+        p.x[m * 34] = a;
+    }
+    ((float *)p.w)[1] = 1;
+    ((float *)p.w)[0] = b;
+    run(op, &p, 0, M, false, 1, y);
+    free_problem(&p);
+    for (int64_t m = 1; m < M; m++)
+        CHECK_INT(to_bits(y[m]), to_bits(y[0]));
+    return y[0];
+}
+
 /* Not so under valgrind, whose arithmetic takes no notice of the mode. */
 static bool cpu_flushes_when_told(void)
 {
-    const unsigned before = _mm_getcsr();
+#if defined(__x86_64__)
+    const uint64_t before = float_mode();
     volatile float small = 0x1p-70f;
-    _mm_setcsr(0x9fc0);
+    set_float_mode(0x9fc0);
     volatile float product = small * small;
-    _mm_setcsr(before);
+    set_float_mode(before);
     return product == 0;
+#else
+    return true;
+#endif
 }
 
 TEST(subnormals_count_as_zero_and_the_callers_state_comes_back)
 {
-    const unsigned before = _mm_getcsr();
+    static const struct {
+        float a, b, c, sum;
+    } cases[] = {
+        {0x1p-130f, 0x1p100f, 0, 0},                                     /* a is zero */
+        {0x1p100f, 0x1p-130f, 0x1p-20f, 0x1p-20f},                       /* b is */
+        {1, 0x1p-126f, 0x1p-130f, 0x1p-126f},                            /* c is */
+        {0x1p-70f, 0x1p-70f, 0, 0},                                      /* a small product is zero */
+        {0x1.000002p-63f, 0x1.fffffcp-64f, 0, 0x1p-126f},                /* 2^-126 (1 - 2^-46): rounded, then small? */
+        {-0x1.000002p-63f, 0x1.fffffcp-64f, 0, -0x1p-126f},              /* the same */
+        {0x1p-63f, 0x1.fffffep-64f, 0, 0},                               /* 2^-126 (1 - 2^-24): 24 bits hold it */
+        {0x1.000002p-80f, 0x1.000002p-80f, 0x1p-126f, 0x1p-126f},        /* nothing small in sight */
+        {-0x1.000002p-80f, 0x1.000002p-80f, 0x1p-126f, 0x1p-126f},       /* below, and back by rounding */
+        {-0x1p-75f, 0x1p-76f, 0x1p-126f, 0x1p-126f},                     /* a tie, to the even one */
+        {-0x1.000002p-75f, 0x1p-76f, 0x1p-126f, 0},                      /* beyond the tie */
+        {-0x1.000002p-10f, 0x1.000002p-10f, 0x1.000004p-20f, -0x1p-66f}, /* what is left is small but normal */
+        {-0x1p100f, 0x1p20f, 0x1p120f, 0},                               /* nothing is left of much */
+    };
+    const uint64_t before = float_mode();
     for (int i = 0; i < level_count; i++)
-        for (int64_t M = 1; M <= 20; M += 19) {
-            problem p = make_problem(M, 1, 2, QR_F32, false, true);
-            float y[20];
-            for (int64_t m = 0; m < M; m++) {
-                p.x[2 * m] = from_bits(0x00010000); /* a subnormal, times 2^100 */
-                p.x[2 * m + 1] = -0x1p-70f;         /* a product below 2^-126, -0 in its chain, +0 after the next */
+        for (int64_t M = 1; M <= 20; M += 19)
+            for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+                set_float_mode(UNUSUAL_MODE);
+                const float sum = flushing_sum(levels[i].ops[LINEAR], M, cases[k].a, cases[k].b, cases[k].c);
+                const uint64_t after = float_mode();
+                set_float_mode(before);
+                CHECK_INT(after, UNUSUAL_MODE);
+                CHECK_SAY(to_bits(sum) == to_bits(cases[k].sum) || !cpu_flushes_when_told(), "%s: %a * %a + %a is %a",
+                          levels[i].name, (double)cases[k].a, (double)cases[k].b, (double)cases[k].c, (double)sum);
             }
-            ((float *)p.w)[0] = 0x1p100f;
-            ((float *)p.w)[1] = 0x1p-70f;
-            _mm_setcsr(0x1f80);
-            run(levels[i].ops[LINEAR], &p, 0, M, false, 1, y);
-            CHECK_INT(_mm_getcsr(), 0x1f80);
-            for (int64_t m = 0; m < M; m++)
-                CHECK(to_bits(y[m]) == 0 || !cpu_flushes_when_told());
-            free_problem(&p);
-        }
-    _mm_setcsr(before);
 }
 #endif
 
