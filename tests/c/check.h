@@ -4,7 +4,9 @@
 #define CHECK_H
 
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct check_test {
@@ -15,6 +17,9 @@ typedef struct check_test {
 
 static check_test *check_first, **check_last = &check_first;
 static int check_faults; /* of the test that runs now; checks belong to the main thread */
+
+/* Where the tests draw their numbers: every test from the same ones, whatever the tests before it drew. */
+static uint64_t random_state = 1;
 
 #define TEST(fact)                                                                                                     \
     static void test_##fact(void);                                                                                     \
@@ -52,6 +57,7 @@ static int check_faults; /* of the test that runs now; checks belong to the main
         int passed = 0, failed = 0;                                                                                    \
         for (const check_test *test = check_first; test != NULL; test = test->next) {                                  \
             check_faults = 0;                                                                                          \
+            random_state = 1;                                                                                          \
             test->run();                                                                                               \
             if (check_faults > 0)                                                                                      \
                 fprintf(stderr, "failed: %s\n", test->name);                                                           \

@@ -6,6 +6,7 @@
 #include "../../csrc/core/op.h"
 
 #include "check.h"
+#include "digest.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -73,12 +74,10 @@ __attribute__((constructor)) static void find_levels(void)
 
 /* ---- numbers ------------------------------------------------------------------------------------------------------- */
 
-static uint64_t state = 1;
-
 static uint32_t random_bits(void)
 {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 32);
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random_state >> 32);
 }
 
 static float random_float(void)
@@ -256,6 +255,9 @@ static void run_with(const qr_op *op, const problem *p, const double *options, i
         slot->data = param->scratch ? scratch[param->slot] = fresh_bytes(bytes) : y;
     }
     op->run(&call);
+    for (int i = 0; i < OPS; i++) /* the portable level, which every machine has; a BLAS has bits of its own */
+        if (op == levels[0].ops[i] && i != LINEAR_BLAS)
+            digest(op->name, y, (size_t)(M * p->O) * (i == LINEAR_F64 ? 8 : 4), i == LINEAR_F64 ? QR_F64 : QR_F32);
 done:
     CHECK_SAY(error.kind == QR_OK, "%s", error.text);
     for (int i = 0; i < QR_MAX_ARRAYS; i++)

@@ -202,10 +202,12 @@ TEST(size_is_clamped)
 #define __SANITIZE_THREAD__ 1 /* as gcc says it */
 #endif
 #endif
+#if !defined(MAY_FORK)           /* 0 where an emulator cannot */
 #if defined(__SANITIZE_THREAD__) /* its runtime does not allow threads in a child of a process with threads */
 enum { MAY_FORK = 0 };
 #else
 enum { MAY_FORK = 1 };
+#endif
 #endif
 
 /* Exit status of a child that uses the pool, forks once more, and lets that child use and free it. */
