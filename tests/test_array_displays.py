@@ -241,7 +241,9 @@ def test_the_headline_of_a_27b_cache():
         else Held(recurrent_state=layer.recurrent, conv_state=layer.conv)
         for layer in size.per_layer
     ]
-    cache = type("Held", (), {"length": np.array([4096]), "batch": 1, "layers": layers, "nbytes": size.total})
+    cache = type(
+        "Held", (), {"length": np.array([4096]), "batch": 1, "layers": layers, "nbytes": size.total, "waiting": ()}
+    )
     assert headline(cache) == (
         "Cache · 1 row, 4,096 tokens · 402.8 MiB = "
         "16 x keys/values 256.0 MiB + 48 x state 144.0 MiB + 48 x conv 2.8 MiB"
