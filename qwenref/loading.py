@@ -11,6 +11,7 @@ import numpy as np
 from qwenref import _C
 from qwenref.checks import is_whole
 from qwenref.errors import CheckpointError, ConfigError, DTypeError, InputError, compose
+from qwenref.pages import WeightPages
 from qwenref.parameter import Parameter
 from qwenref.state import dtype_name
 from qwenref.weights import Drawn, Stored
@@ -168,6 +169,7 @@ def assign(model, checkpoint, path):
     if tied:
         model.tie_weights()
         fits["lm_head.weight"] = next(s for n, s in fits.items() if n.endswith("embed_tokens.weight"))
+    model.text_model.weight_pages = _pages(model, checkpoint, fits)
     return LoadReport(
         path=str(path),
         files=tuple(checkpoint.files),
@@ -181,6 +183,20 @@ def assign(model, checkpoint, path):
         defaults=tuple(model.config.defaults),
         unknown=tuple(model.config.unknown),
     )
+
+
+def _pages(model, checkpoint, tensors):
+    """`WeightPages` of the text model; `tensors` {parameter: its name in the files}."""
+    stack = next(name for name, module in model.named_modules() if module is model.text_model)
+    layers, behind, before = [[] for _ in model.text_model.layers], [], []
+    for name, tensor in tensors.items():
+        if name.startswith(f"{stack}.layers."):
+            layers[int(name[len(f"{stack}.layers.") :].split(".", 1)[0])].append(tensor)
+        elif name.startswith(f"{stack}.embed_tokens."):
+            before.append(tensor)
+        elif name.startswith((f"{stack}.norm.", "lm_head.")):
+            behind.append(tensor)
+    return WeightPages(checkpoint, layers, behind, before)
 
 
 def _sort_out(stored, faults):

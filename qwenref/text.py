@@ -376,6 +376,7 @@ class TextModel(OpensSteps, Module):
         self.layers = ModuleList(DecoderLayer(config, i, dtype) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.rotary_emb = RotaryEmbedding(config)
+        self.weight_pages = None  # WeightPages, where the weights are views of files
 
     def _absent(self, name):
         return absent.from_stack(self, "", name)
@@ -412,7 +413,10 @@ class TextModel(OpensSteps, Module):
     def _through(self, hidden, layers, step, use_cache=False, residuals=None):
         """What the last of the layers makes of `hidden`; what each makes of it is put behind `residuals`, if any."""
         position_embeddings = self.rotary_emb(hidden, step.positions)
+        pages = self.weight_pages
         for layer in layers:
+            if pages is not None:
+                pages.before(layer.layer_idx)
             hidden = layer(
                 hidden,
                 position_embeddings=position_embeddings,
@@ -421,6 +425,8 @@ class TextModel(OpensSteps, Module):
                 cache=step.cache,
                 use_cache=use_cache,
             )
+            if pages is not None:
+                pages.behind(layer.layer_idx)
             if residuals is not None:
                 residuals.append(hidden)
         return hidden
