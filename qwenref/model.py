@@ -68,6 +68,19 @@ class LanguageModel(OpensSteps, Module):
             self._files["tokenizer"] = Tokenizer(self.path)
         return self._files["tokenizer"]
 
+    @property
+    def processor(self):
+        """`Processor` of the checkpoint's folder, for images and videos; an error says what is missing."""
+        if "processor" not in self._files:
+            from qwenref.processing import Processor
+
+            if self.path is None:
+                raise CapabilityMissing(
+                    compose("processor: this model was not opened from a folder", do="use from_pretrained(...)")
+                )
+            self._files["processor"] = Processor(self.path, self.tokenizer)
+        return self._files["processor"]
+
     def tie_weights(self):
         """Let the head be the embedding: one array under two names."""
         self.lm_head.weight = self.text_model.embed_tokens.weight
