@@ -20,11 +20,15 @@ _PER_ELEMENT = {
     "sigmoid": 3,  # exp, add, divide
     "silu": 3, "sigmoid_mul": 4, "silu_mul": 4,
     "softplus": 3,  # exp, add, log
+    "gelu": 5,  # square, exp, the share below, its product
+    "gelu_tanh": 8,  # the cubic argument, sigmoid, product
     "delta_decay": 5,  # bias, softplus, product
     "rms_norm": 4,  # square and sum, two products
     "l2_norm": 3, "rms_norm_gated": 8,
+    "layer_norm": 7,  # mean, difference, square and sum, two products, bias
     "softmax": 4, "log_softmax": 4,
-    "rope_frequencies": 3, "rope_table": 3,
+    "rope_frequencies": 3, "rope_table": 3, "grid_table": 3,
+    "sample_table": 7,  # four weights, three sums
 }  # fmt: skip
 SOFTMAX = _PER_ELEMENT["softmax"]
 
@@ -54,6 +58,27 @@ def _attention(q, begin, end, **_):
     return _pairs(begin, end) * q.shape[2] * (4 * q.shape[3] + 1 + SOFTMAX)
 
 
+def _squares(lengths):
+    """Query-key pairs of all segments."""
+    return int((np.asarray(lengths) ** 2).sum())
+
+
+def _segment_scores(q, lengths, **_):
+    return _squares(lengths) * q.shape[1] * (2 * q.shape[2] + 1)
+
+
+def _segment_weights(s, lengths, **_):
+    return _squares(lengths) * s.shape[0] * SOFTMAX
+
+
+def _segment_mix(p, v, lengths, **_):
+    return _squares(lengths) * p.shape[0] * 2 * v.shape[2]
+
+
+def _segment_attention(q, lengths, **_):
+    return _squares(lengths) * q.shape[1] * (4 * q.shape[2] + 1 + SOFTMAX)
+
+
 def _delta(k, v, **_):
     """Per token and head: decay S, read it, correct, write, read again."""
     K, V = k.shape[3], v.shape[3]
@@ -66,8 +91,13 @@ _FORMULAS = {
     "attention_scores": _scores,
     "attention_softmax": _weights,
     "attention_mix": _mix,
+    "segment_attention": _segment_attention,
+    "segment_scores": _segment_scores,
+    "segment_softmax": _segment_weights,
+    "segment_mix": _segment_mix,
     "causal_conv1d": lambda x, w, **_: 2 * x.size * w.shape[2],
     "rope": lambda x, cos, **_: 6 * x.shape[2] * cos.size,  # a pair: four products, two sums
+    "rope_whole": lambda x, cos, **_: 6 * x.shape[1] * cos.size,
     "gated_delta_rule": _delta,
     "gated_delta_rule_chunked": _delta,  # the useful work; the chunked form does more
 }

@@ -4,95 +4,14 @@ Nothing here may look at the C kernels or share a line with them, trade clarity 
 Inputs of any float dtype are widened exactly; inf and NaN travel silently, as they do in C.
 """
 
-import functools
-import inspect
-import re
+import math
 
 import numpy as np
 
-from .errors import CapabilityMissing, DTypeError, InputError, ShapeError, compose
+from .errors import InputError, ShapeError, compose
+from .naive_op import op
 
 _WIDENED_AT_ONCE = 1 << 22  # elements of a weight matrix held in float64 at a time, 32 MiB
-
-
-def op(signature):
-    """Give a formula its shapes: arrays arrive checked, as fresh float64, `:i` as int64, `:w` in their stored dtype.
-
-    The language is that of the C ops: letters unify, `*` is any run of dimensions, `?` may be left out. A formula
-    returns all its outputs; the caller gets the optional ones only by keyword, `final=True` or `final=array_to_fill`.
-    """
-    parse = re.compile(r"(\w+)\[([^]]*)\](?::(\w))?(\??)")
-    inputs, outputs = map(parse.findall, signature.split("->"))
-
-    def decorate(formula):
-        parameters = inspect.signature(formula)
-
-        @functools.wraps(formula)
-        def checked(*args, **kwargs):
-            asked = {name: kwargs.pop(name, None) for name, *_ in outputs}
-            call, known = parameters.bind(*args, **kwargs), {}
-            for name, dims, kind, optional in inputs:
-                value = call.arguments.get(name)
-                if value is not None or not optional:
-                    where = f"{formula.__name__}: {name}"
-                    call.arguments[name] = _as_kind(where, value, kind)
-                    _unify(where, call.arguments[name].shape, dims, known)
-            with np.errstate(all="ignore"):
-                results = formula(*call.args, **call.kwargs)
-            results = results if len(outputs) > 1 else (results,)
-            handed = [
-                _fill(f"{formula.__name__}: {name}", asked[name], result)
-                for (name, *_, optional), result in zip(outputs, results, strict=True)
-                if isinstance(asked[name], np.ndarray) or asked[name] or not optional
-            ]
-            return handed[0] if len(handed) == 1 else tuple(handed)
-
-        checked.signature = signature
-        return checked
-
-    return decorate
-
-
-def _as_kind(where, value, kind):
-    if getattr(value, "is_meta", False):  # its zeros would pass for weights
-        do = "open the checkpoint with from_pretrained(...), or draw weights with from_config(..., seed=0)"
-        raise CapabilityMissing(compose(f'{where} is a parameter without data (device "meta")', do=do))
-    array = np.asarray(value)
-    integers, numbers = array.dtype.kind in "iu", array.dtype.kind in "iufV"  # V: bfloat16
-    if not numbers or integers != (kind == "i"):
-        expected = "integers" if kind == "i" else "floating point"
-        raise DTypeError(compose(f"{where} has the wrong dtype", found=array.dtype, expected=expected))
-    return array if kind == "w" else array.astype(np.int64 if kind == "i" else np.float64)
-
-
-def _unify(where, shape, dims, known):
-    """Match one shape with its letters; `known` carries what earlier arrays of the call said."""
-    letters, sizes = dims.split(","), list(shape)
-    if "*" in letters and len(sizes) >= len(letters) - 1:
-        at, run = letters.index("*"), len(sizes) - len(letters) + 1
-        sizes[at : at + run] = [tuple(sizes[at : at + run])]
-    detail = {"found": list(shape), "expected": f"[{dims}]"}
-    if len(letters) != len(sizes):
-        raise ShapeError(compose(f"{where} has the wrong number of dimensions", **detail))
-    for letter, size in zip(letters, sizes, strict=True):
-        base, less = re.fullmatch(r"(\w|\*)(?:-(\d+))?", letter).groups()
-        if less:
-            expected = known[base] - int(less)
-        else:
-            expected = int(base) if base.isdigit() else known.setdefault(base, size)
-        if size != expected:
-            raise ShapeError(compose(f"{where} has {letter}={size}, expected {expected}", **detail))
-
-
-def _fill(where, buffer, result):
-    """The result, in the caller's array if one was given"""
-    if not isinstance(buffer, np.ndarray):
-        return result
-    if buffer.shape != np.shape(result):
-        first = f"{where}: the array given does not fit"
-        raise ShapeError(compose(first, found=list(buffer.shape), expected=list(np.shape(result))))
-    buffer[...] = result
-    return buffer
 
 
 # ---------------------------------------------------------------------------------------------- linear maps
@@ -173,6 +92,13 @@ def l2_norm(x, eps=1e-6):
     return x / np.sqrt(np.sum(x * x, -1, keepdims=True) + eps)
 
 
+@op("layer_norm(x[*,D], w[D], b[D], eps) -> y[*,D]")
+def layer_norm(x, w, b, eps=1e-6):
+    """y = (x - m) / sqrt(mean((x - m)^2) + eps) * w + b with m = mean(x)"""
+    x = x - np.mean(x, -1, keepdims=True)
+    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * w + b
+
+
 # ---------------------------------------------------------------------------------------------- element by element
 
 
@@ -211,6 +137,21 @@ def silu(x):
 def softplus(x):
     """y = log(1 + e^x), without the shortcut y = x that torch takes above 20."""
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+@op("gelu(x[*]) -> y[*]")
+def gelu(x):
+    """y = x P, P the share of the normal distribution below x, through erfc, which stays exact where P is small."""
+    return x * _erfc(-x / np.sqrt(2)) / 2
+
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+@op("gelu_tanh(x[*]) -> y[*]")
+def gelu_tanh(x):
+    """y = x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2u), which does not cancel."""
+    return x * sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
 
 
 @op("silu_mul(g[*], u[*]) -> y[*]")
@@ -368,6 +309,93 @@ def attention(q, k, v, begin, end, scale):
     """o = softmax(q . k * scale) v over begin <= key < end"""
     weights = attention_softmax(attention_scores(q, k, begin, end, scale), begin, end)
     return attention_mix(weights, v, begin, end), weights
+
+
+# ---------------------------------------------------------------------------------------------- vision
+
+
+def _segments(op, lengths, N):
+    """(begin, end) of each segment: so many tokens each, one behind the other"""
+    ends = np.cumsum(lengths)
+    bad = np.flatnonzero((lengths < 0) | (ends > N))
+    if len(bad) or ends[-1:].sum() != N:
+        found = f"length {lengths[bad[0]]} of segment {bad[0]}" if len(bad) else f"lengths that add to {lengths.sum()}"
+        expected = f"lengths from 0 up that add to N={N}"
+        raise InputError(compose(f"{op}: the segments are not the tokens", found=found, expected=expected))
+    return zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+
+
+@op("segment_scores(q[N,H,D], k[N,H,D], lengths[G]:i, scale) -> s[H,N,N]")
+def segment_scores(q, k, lengths, scale):
+    """s = q . k * scale between tokens of one segment, minus infinity elsewhere"""
+    N, H, _ = q.shape
+    s = np.full((H, N, N), -np.inf)
+    for lo, hi in _segments("segment_scores", lengths, N):
+        s[:, lo:hi, lo:hi] = np.einsum("nhd,mhd->hnm", q[lo:hi], k[lo:hi]) * scale
+    return s
+
+
+@op("segment_softmax(s[H,N,N], lengths[G]:i) -> p[H,N,N]")
+def segment_softmax(s, lengths):
+    """p = softmax(s) over the tokens of the segment, zero elsewhere"""
+    p = np.zeros(s.shape)
+    for lo, hi in _segments("segment_softmax", lengths, s.shape[1]):
+        p[:, lo:hi, lo:hi] = softmax(s[:, lo:hi, lo:hi])
+    return p
+
+
+@op("segment_mix(p[H,N,N], v[N,H,D], lengths[G]:i) -> o[N,H,D]")
+def segment_mix(p, v, lengths):
+    """o = sum over the tokens of the segment of p v"""
+    o = np.zeros(v.shape)
+    for lo, hi in _segments("segment_mix", lengths, len(v)):
+        o[lo:hi] = np.einsum("hnm,mhd->nhd", p[:, lo:hi, lo:hi], v[lo:hi])
+    return o
+
+
+@op("segment_attention(q[N,H,D], k[N,H,D], v[N,H,D], lengths[G]:i, scale) -> o[N,H,D], p[H,N,N]?")
+def segment_attention(q, k, v, lengths, scale):
+    """o = softmax(q . k * scale) v among the tokens of one segment, in both directions"""
+    weights = segment_softmax(segment_scores(q, k, lengths, scale), lengths)
+    return segment_mix(weights, v, lengths), weights
+
+
+@op("sample_table(w[R,C,D]:w, row[N], column[N]) -> y[N,D]")
+def sample_table(w, row, column):
+    """y between the four entries around (row, column), each weighted with how near it is in both directions"""
+    R, C, _ = w.shape
+    for what, at, size in (("row", row, R), ("column", column, C)):
+        bad = np.flatnonzero(~((at >= 0) & (at <= size - 1)))
+        if len(bad):
+            expected = f"0 to {size - 1}"
+            raise InputError(
+                compose(f"sample_table: {what} {bad[0]} is outside the table", found=at[bad[0]], expected=expected)
+            )
+    r, c = (np.floor(at).astype(np.int64) for at in (row, column))
+    down, across = (row - r)[:, None], (column - c)[:, None]
+    below, beside = np.minimum(r + 1, R - 1), np.minimum(c + 1, C - 1)
+    w = w.astype(np.float64)
+    above = w[r, c] * (1 - across) + w[r, beside] * across
+    return above * (1 - down) + (w[below, c] * (1 - across) + w[below, beside] * across) * down
+
+
+@op("grid_table(positions[A,N]:i, f[F]) -> cos[N,A,F], sin[N,A,F]")
+def grid_table(positions, f):
+    """cos and sin of positions[a] f[i]: every axis turns all frequencies"""
+    angle = positions.T[:, :, None] * f
+    return np.cos(angle), np.sin(angle)
+
+
+@op("rope_whole(x[N,H,D], cos[N,F], sin[N,F]) -> y[N,H,D]")
+def rope_whole(x, cos, sin):
+    """(x_i, x_i+F) turned by its angle for every i < F = D/2"""
+    F = cos.shape[1]
+    if x.shape[2] != 2 * F:
+        first = f"rope_whole: x has D={x.shape[2]}, which is not twice {F}"
+        raise ShapeError(compose(first, found=list(x.shape), expected=f"D = {2 * F}"))
+    cos, sin = cos[:, None], sin[:, None]  # one angle for all heads
+    first, second = x[..., :F], x[..., F:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 # ---------------------------------------------------------------------------------------------- Gated DeltaNet

@@ -70,6 +70,12 @@ def l2_norm(x: ArrayLike, eps: float = 1e-06, *, y: _Array | None = None) -> _Ar
     y = x * rsqrt(sum(x^2) + eps)
     """
 
+def layer_norm(x: ArrayLike, w: ArrayLike, b: ArrayLike, eps: float = 1e-06, *, y: _Array | None = None) -> _Array:
+    """layer_norm(x[*,D]:f, w[D]:v, b[D]:v, eps=1e-6) -> y[*,D]:f
+
+    y = (x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * w + b
+    """
+
 def add(a: ArrayLike, b: ArrayLike, *, y: _Array | None = None) -> _Array:
     """add(a[*]:f, b[*]:f) -> y[*]:f
 
@@ -110,6 +116,18 @@ def softplus(x: ArrayLike, *, y: _Array | None = None) -> _Array:
     """softplus(x[*]:f) -> y[*]:f
 
     y = log(1 + exp(x))
+    """
+
+def gelu(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """gelu(x[*]:f) -> y[*]:f
+
+    y = x/2 (1 + erf(x / sqrt(2)))
+    """
+
+def gelu_tanh(x: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """gelu_tanh(x[*]:f) -> y[*]:f
+
+    y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     """
 
 def exp(x: ArrayLike, *, y: _Array | None = None) -> _Array:
@@ -246,6 +264,85 @@ def attention_mix(p: ArrayLike, v: ArrayLike, begin: ArrayLike, end: ArrayLike, 
     """attention_mix(p[B,Q,T,S]:f, v[B,K,S,D]:s, begin[B,T]:i, end[B,T]:i) -> o[B,T,Q,D]:f
 
     o = p v over the keys begin <= s < end
+    """
+
+@overload
+def segment_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    lengths: ArrayLike,
+    scale: float,
+    *,
+    o: _Array | None = None,
+    p: Literal[False] | None = False,
+) -> _Array:
+    """segment_attention(q[N,H,D]:s, k[N,H,D]:s, v[N,H,D]:s, lengths[G]:i, scale) -> o[N,H,D]:f, p[H,N,N]:f?
+
+    softmax(q k^T scale) v among the tokens of a segment; lengths says how many follow each other in one
+    """
+
+@overload
+def segment_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    lengths: ArrayLike,
+    scale: float,
+    *,
+    o: _Array | None = None,
+    p: Literal[True] | _Array,
+) -> tuple[_Array, _Array]:
+    """segment_attention(q[N,H,D]:s, k[N,H,D]:s, v[N,H,D]:s, lengths[G]:i, scale) -> o[N,H,D]:f, p[H,N,N]:f?
+
+    softmax(q k^T scale) v among the tokens of a segment; lengths says how many follow each other in one
+    """
+
+@overload
+def segment_attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, lengths: ArrayLike, scale: float, *, o: _Array | None = None, p: bool
+) -> Any:
+    """segment_attention(q[N,H,D]:s, k[N,H,D]:s, v[N,H,D]:s, lengths[G]:i, scale) -> o[N,H,D]:f, p[H,N,N]:f?
+
+    softmax(q k^T scale) v among the tokens of a segment; lengths says how many follow each other in one
+    """
+
+def segment_scores(q: ArrayLike, k: ArrayLike, lengths: ArrayLike, scale: float, *, s: _Array | None = None) -> _Array:
+    """segment_scores(q[N,H,D]:s, k[N,H,D]:s, lengths[G]:i, scale) -> s[H,N,N]:f
+
+    s = q k^T scale between tokens of a segment, -inf elsewhere
+    """
+
+def segment_softmax(s: ArrayLike, lengths: ArrayLike, *, p: _Array | None = None) -> _Array:
+    """segment_softmax(s[H,N,N]:f, lengths[G]:i) -> p[H,N,N]:f
+
+    softmax of the scores between tokens of a segment, zero elsewhere
+    """
+
+def segment_mix(p: ArrayLike, v: ArrayLike, lengths: ArrayLike, *, o: _Array | None = None) -> _Array:
+    """segment_mix(p[H,N,N]:f, v[N,H,D]:s, lengths[G]:i) -> o[N,H,D]:f
+
+    o = p v over the tokens of a segment
+    """
+
+def sample_table(w: ArrayLike, row: ArrayLike, column: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """sample_table(w[R,C,D]:w, row[N]:d, column[N]:d) -> y[N,D]:f
+
+    y = w between the four places around (row, column), bilinearly: whole numbers are the places themselves
+    """
+
+def grid_table(
+    positions: ArrayLike, f: ArrayLike, *, cos: _Array | None = None, sin: _Array | None = None
+) -> tuple[_Array, _Array]:
+    """grid_table(positions[A,N]:i, f[F]:d) -> cos[N,A,F]:f, sin[N,A,F]:f
+
+    cos and sin of positions[a] * f[i] for every axis a, computed in float64
+    """
+
+def rope_whole(x: ArrayLike, cos: ArrayLike, sin: ArrayLike, *, y: _Array | None = None) -> _Array:
+    """rope_whole(x[N,H,D]:s, cos[N,F]:f, sin[N,F]:f) -> y[N,H,D]:f
+
+    rotate the pairs (i, i+F) of every head, which are all there is: D = 2F
     """
 
 @overload

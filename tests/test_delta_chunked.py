@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from op_rows import SECOND_ORDER, U, bound_gated_delta_rule_chunked, lanes, normal, unit
+from op_bounds import SECOND_ORDER, U, bound_gated_delta_rule_chunked, lanes, normal, unit
 
 import qwenref
 from qwenref import naive, ops

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import pytest
-from op_rows import ROWS, SECOND_ORDER, normal
+from op_bounds import SECOND_ORDER, normal
+from op_rows import ROWS
 
 from qwenref import naive, ops
 from qwenref.errors import DTypeError, InputError, ShapeError
@@ -167,7 +168,7 @@ def test_caches_are_read_where_they_lie(name):
         view = room[tuple(slice(size) for size in call[n].shape)]
         view[...] = call[n]
         assert same_bits(as_tuple(op(**call | {n: view})), as_tuple(op(**call))), n
-    assert strided or name not in ("attention", "attention_scores", "attention_mix")
+    assert strided or not name.endswith(("attention", "attention_scores", "segment_scores", "_mix", "rope_whole"))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -282,7 +283,9 @@ def test_a_dimension_that_contradicts_the_others_is_a_shape_error(name, param):
             wrong = np.concatenate([call[param.name], np.take(call[param.name], [0], at)], at)
             refused(name, call | {param.name: wrong}, ShapeError, r"\n    found ", r"\n    expected ")
             tried += 1
-    assert tried or len(inputs) == 1 or name == "embedding" or (name, param.name) == ("rope_table", "positions")
+    free = {("rope_table", "positions"), ("sample_table", "w"), ("grid_table", "positions"), ("grid_table", "f")}
+    free |= {("segment_softmax", "s")}  # both of its sizes are twice its own
+    assert tried or len(inputs) == 1 or name == "embedding" or param.name == "lengths" or (name, param.name) in free
 
 
 @pytest.mark.parametrize("name, param", INPUTS)
@@ -346,6 +349,28 @@ def test_a_range_outside_the_keys_is_an_input_error(name, begin, end):
     refused(name, call | bad, InputError, "token 2 of row 1", f"begin={begin}, end={end}", "S=9")
 
 
+@pytest.mark.parametrize("name", ["segment_attention", "segment_scores", "segment_softmax", "segment_mix"])
+@pytest.mark.parametrize("lengths", [[5, 1, 29], [5, 1, 31], [6, -1, 31], [36, 2**62, 2**62], []])
+def test_segments_that_are_not_the_tokens_are_an_input_error(name, lengths):
+    refused(name, ROWS[name].calls[0] | {"lengths": np.array(lengths, np.int64)}, InputError, "segment", "N=36")
+    with pytest.raises(InputError, match="segment_.*: .*\n    found .*\n    expected .*N=36"):
+        getattr(naive, name)(**ROWS[name].calls[0] | {"lengths": np.array(lengths, np.int64)})
+
+
+@pytest.mark.parametrize("where, bad", [("row", 3.001), ("column", -1e-9), ("column", np.nan), ("row", np.inf)])
+def test_a_place_outside_the_table_is_an_input_error(where, bad):
+    call = dict(ROWS["sample_table"].calls[0])
+    call[where] = np.append(call[where][:-1], bad)
+    refused("sample_table", call, InputError, "outside the table", r"\n    expected 0 to 3")
+    with pytest.raises(InputError, match="sample_table: .* is outside the table"):
+        naive.sample_table(**call)
+
+
+def test_a_head_of_other_than_two_times_the_frequencies_is_a_shape_error():
+    call = ROWS["rope_whole"].calls[0]
+    refused("rope_whole", call | {"x": call["x"][..., :6].copy()}, ShapeError, "F=4", "D=6")
+
+
 def test_an_unknown_step_is_an_input_error():
     for name in ("causal_conv1d", "gated_delta_rule"):
         call = ROWS[name].calls[0]
@@ -365,6 +390,14 @@ def test_keys_outside_the_range_may_hold_anything(name):
         keys[:2] = keys[5:] = np.nan
     op = getattr(ops, name)
     assert same_bits(as_tuple(op(**call)), as_tuple(op(**call | spoilt)))
+
+
+def test_other_segments_may_hold_anything():
+    call = dict(ROWS["segment_attention"].calls[0])
+    spoilt = {n: call[n].copy() for n in "qkv"}
+    for n in "qkv":
+        spoilt[n][:5] = spoilt[n][6:] = np.nan
+    assert same_bits([ops.segment_attention(**call)[5]], [ops.segment_attention(**call | spoilt)[5]])
 
 
 @pytest.mark.parametrize("name, memory", [("causal_conv1d", "window"), ("gated_delta_rule", "state")])

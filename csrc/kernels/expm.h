@@ -60,17 +60,14 @@ QR_INLINE float qr_select(uint32_t mask, float a, float b)
     return qr_float((qr_bits(a) & mask) | (qr_bits(b) & ~mask));
 }
 
-/* numerator e^-|x| / (1 + e^-|x|) for x < 0, numerator / (1 + e^-|x|) else; |numerator| e^-|x| may be subnormal. */
-QR_INLINE float qr_logistic(float x, float numerator)
+/* numerator e^m / (1 + e^m) where `negative` is set, numerator / (1 + e^m) else, for an m <= 0 in parts;
+ * |numerator| e^m may be subnormal. */
+QR_INLINE float qr_logistic_of(qr_exp_parts e, uint32_t negative, float numerator)
 {
-    float m = -fabsf(x);
-    m = m < -150.0f ? -150.0f : m;
-    const qr_exp_parts e = qr_exp_split(m);
     /* e^m = (p + tail) 2^half 2^rest; the last factor multiplies the finished quotient, which is rounded there once */
     const int32_t half = e.n >> 1;
     const float first = qr_power_of_two(half), rest = qr_power_of_two(e.n - half);
     const float p = e.p * first, tail = e.tail * first, power = p * rest;
-    const uint32_t negative = qr_sign_mask(x);
     const float factor = qr_select(negative, p, 1.0f), factor_tail = qr_select(negative, tail, 0.0f);
     const float above = numerator * factor;
     const float above_tail = fmaf(numerator, factor_tail, fmaf(numerator, factor, -above));
@@ -79,6 +76,14 @@ QR_INLINE float qr_logistic(float x, float numerator)
     const float inverse = 1.0f / below, y = above * inverse;
     const float error = fmaf(-y, below, above) + fmaf(-y, below_tail, above_tail);
     return fmaf(error, inverse, y) * qr_select(negative, rest, 1.0f);
+}
+
+/* numerator sigmoid(x) */
+QR_INLINE float qr_logistic(float x, float numerator)
+{
+    float m = -fabsf(x);
+    m = m < -150.0f ? -150.0f : m;
+    return qr_logistic_of(qr_exp_split(m), qr_sign_mask(x), numerator);
 }
 
 QR_INLINE float qr_sigmoid(float x)

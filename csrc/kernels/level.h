@@ -3,6 +3,7 @@
 
 #include "lanes.h"
 #include "expm.h"
+#include "gelu.h"
 
 #define QR_PASTE_(a, b) a##b
 #define QR_PASTE(a, b) QR_PASTE_(a, b)
@@ -17,6 +18,8 @@
 #include "reduce.c"
 #include "rope.c"
 #include "attention.c"
+#include "segments.c"
+#include "vision.c"
 #include "conv.c"
 #include "delta.c"
 #include "delta_chunked.c"

@@ -34,6 +34,8 @@ POINTWISE(silu_mul, qr_silu(a) * bs[i])
 POINTWISE(sigmoid, qr_sigmoid(a))
 POINTWISE(sigmoid_mul, a *qr_sigmoid(bs[i]))
 POINTWISE(softplus, qr_softplus(a))
+POINTWISE(gelu, qr_gelu(a))
+POINTWISE(gelu_tanh, qr_gelu_tanh(a))
 POINTWISE(exp, qr_exp(a))
 POINTWISE(round_bf16, qr_round_bf16(a))
 POINTWISE(round_f16, qr_round_f16(a))
@@ -73,6 +75,16 @@ QR_OP(sigmoid_mul, "sigmoid_mul(x[*]:f, g[*]:f) -> y[*]:f", "y = x * sigmoid(g)"
 QR_OP(softplus, "softplus(x[*]:f) -> y[*]:f", "y = log(1 + exp(x))")
 {
     pointwise_run(call, softplus_range, NULL);
+}
+
+QR_OP(gelu, "gelu(x[*]:f) -> y[*]:f", "y = x/2 (1 + erf(x / sqrt(2)))")
+{
+    pointwise_run(call, gelu_range, NULL);
+}
+
+QR_OP(gelu_tanh, "gelu_tanh(x[*]:f) -> y[*]:f", "y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))")
+{
+    pointwise_run(call, gelu_tanh_range, NULL);
 }
 
 QR_OP(exp, "exp(x[*]:f) -> y[*]:f", "y = exp(x)")

@@ -29,6 +29,7 @@ static const count_case cases[] = {
     {"rms_norm", "*4 D1024", "", QR_F32},
     {"rms_norm_gated", "*16 D128", "", QR_F32},
     {"l2_norm", "*16 D128", "", QR_F32},
+    {"layer_norm", "*4 D1024", "", QR_F32},
     {"add", "*4096", "", QR_F32},
     {"mul", "*4096", "", QR_F32},
     {"silu", "*4096", "", QR_F32},
@@ -36,6 +37,8 @@ static const count_case cases[] = {
     {"sigmoid", "*4096", "", QR_F32},
     {"sigmoid_mul", "*4096", "", QR_F32},
     {"softplus", "*4096", "", QR_F32},
+    {"gelu", "*4096", "", QR_F32},
+    {"gelu_tanh", "*4096", "", QR_F32},
     {"exp", "*4096", "", QR_F32},
     {"round_bf16", "*4096", "", QR_F32},
     {"round_f16", "*4096", "", QR_F32},
@@ -51,6 +54,14 @@ static const count_case cases[] = {
     {"attention_scores", ATTENTION, "", QR_F32},
     {"attention_softmax", ATTENTION, "", QR_F32},
     {"attention_mix", ATTENTION, "", QR_F32},
+    {"segment_attention", "N144 H2 D64 G1", "", QR_F32},
+    {"segment_attention", "N48 H2 D72 G1", "p", QR_F32},
+    {"segment_scores", "N48 H2 D64 G1", "", QR_F32},
+    {"segment_softmax", "N48 H2 G1", "", QR_F32},
+    {"segment_mix", "N48 H2 D64 G1", "", QR_F32},
+    {"sample_table", "R4 C4 N16 D256", "", QR_BF16},
+    {"grid_table", "A2 N16 F16", "", QR_F32},
+    {"rope_whole", "N16 H4 D64 F32", "", QR_F32},
     {"causal_conv1d", "B1 T16 C512 W4", "next", QR_F32},
     {"gated_delta_rule", "B1 T1 G2 K128 H4 V128", "state final", QR_F32},
     {"gated_delta_rule", DELTA, "final", QR_F32},
@@ -72,13 +83,16 @@ static bool named(const char *options, const char *name)
     return false;
 }
 
-/* What an integer input of this name holds: every query sees all keys up to its own, ids and axes go round. */
+/* What an integer input of this name holds: every query sees all keys up to its own, one segment is all tokens, ids and
+ * axes go round. */
 static int64_t integer(const char *name, int64_t i, const char *dims)
 {
     if (strcmp(name, "end") == 0)
         return size_of_letter(dims, 'S') - size_of_letter(dims, 'T') + i + 1;
     if (strcmp(name, "begin") == 0)
         return 0;
+    if (strcmp(name, "lengths") == 0)
+        return size_of_letter(dims, 'N');
     return strcmp(name, "ids") == 0 ? i % size_of_letter(dims, 'V') : strcmp(name, "axis") == 0 ? i % 3 : i;
 }
 
@@ -92,7 +106,7 @@ static void *filled(const qr_param *param, qr_dtype dtype, int64_t n, const char
         if (dtype == QR_I64)
             ((int64_t *)data)[i] = integer(param->name, i, dims);
         else if (dtype == QR_F64)
-            ((double *)data)[i] = (double)floats[i];
+            ((double *)data)[i] = fabs((double)floats[i]); /* a place in any table */
         else if (dtype == QR_BF16)
             ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
         else if (dtype == QR_F16)

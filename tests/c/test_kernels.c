@@ -44,6 +44,33 @@ TEST(norms_match_double)
     }
 }
 
+/* The variance about the mean, from a row far from zero: one formed of squares alone would have lost it. */
+TEST(layer_norm_matches_double_far_from_zero_too)
+{
+    for (int i = 0; i < WIDTHS; i++) {
+        const int64_t n = widths[i];
+        float *const x = random_floats(ROWS * n), *const w = random_floats(n), *const b = random_floats(n);
+        float *const y = empty_floats(ROWS * n);
+        for (int64_t j = ROWS / 2 * n; j < ROWS * n; j++)
+            x[j] += 1000;
+        RUN("layer_norm", ARRAYS(F(x, ROWS, n), F(w, n), F(b, n)), SCALARS(1e-6), F(y, ROWS, n));
+        for (int64_t r = 0; r < ROWS; r++) {
+            long double mean = 0, sum = 0;
+            for (int64_t d = 0; d < n; d++)
+                mean += (long double)x[r * n + d] / (long double)n;
+            for (int64_t d = 0; d < n; d++)
+                sum += ((long double)x[r * n + d] - mean) * ((long double)x[r * n + d] - mean);
+            for (int64_t d = 0; d < n; d++) {
+                const double z = (double)(((long double)x[r * n + d] - mean) / sqrtl(sum / (long double)n + 1e-6L));
+                const double expected = z * (double)w[d] + (double)b[d];
+                /* double is off by 2^-53 of the row's size where differences of one are meant; then one rounding */
+                CHECK_NEAR(y[r * n + d], expected, fabs(expected) * UNIT + 0x1p-36 * (1 + fabs(z)));
+            }
+        }
+        free(x), free(w), free(b), free(y);
+    }
+}
+
 TEST(rms_norm_keeps_a_weight_bf16_would_lose)
 {
     float x[4] = {1, -1, 1, -1}, w[4] = {0.0012f, 0, 0, 0}, y[4];
@@ -86,15 +113,24 @@ static double softplus_of(double x)
     return x > 0 ? x + log1p(exp(-x)) : log1p(exp(x));
 }
 
+static double gelu_of(double x)
+{
+    return x * 0.5 * erfc(-x * 0x1.6a09e667f3bcdp-1);
+}
+
+static double gelu_tanh_of(double x)
+{
+    return x * sigmoid_of(1.5957691216057308 * (x + 0.044715 * x * x * x));
+}
+
 static const struct {
     const char *name;
     double (*of)(double);
     double bound, at_minus_infinity, at_infinity; /* bound in units in the last place of the result */
 } functions[] = {
-    {"exp", exp_of, 1.1, 0, INFINITY},
-    {"sigmoid", sigmoid_of, 1.1, 0, 1},
-    {"silu", silu_of, 1.2, 0, INFINITY},
-    {"softplus", softplus_of, 1.6, 0, INFINITY},
+    {"exp", exp_of, 1.1, 0, INFINITY},   {"sigmoid", sigmoid_of, 1.1, 0, 1},
+    {"silu", silu_of, 1.2, 0, INFINITY}, {"softplus", softplus_of, 1.6, 0, INFINITY},
+    {"gelu", gelu_of, 1.0, 0, INFINITY}, {"gelu_tanh", gelu_tanh_of, 1.3, 0, INFINITY},
 };
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
 
