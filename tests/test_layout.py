@@ -31,6 +31,7 @@ HEAVY = {
     "torch",
     "transformers",
     "PIL",
+    "av",
     "matplotlib",
     "httpx",
     "safetensors",

@@ -99,7 +99,7 @@ def _row(item):
 def _frames(item):
     times = [f"{seconds:.1f}" for seconds in item.times]
     times = times if len(times) <= 6 else [*times[:3], "…", times[-1]]
-    count = len(item.frames)
-    twice = ", the last one twice" if item.frames[-1] == item.frames[-2] else ""
+    count = len(set(item.frames))
+    twice = ", the last one twice" if count < len(item.frames) else ""
     said = f"{count:,} of {item.total:,} frames at {item.native_fps:.4g} per second{twice}"
     return f"{said}; groups at {' '.join(times)} s"
