@@ -3,7 +3,6 @@
 Knows nothing of how logits come about, nor of how the text is kept (`generation.py`).
 """
 
-import operator
 import warnings
 from typing import NamedTuple
 
@@ -11,14 +10,16 @@ import numpy as np
 
 from qwenref import ops, rendering
 from qwenref.cache import Cache
+from qwenref.checks import as_whole, is_row
 from qwenref.errors import CapabilityMissing, InputError, QwenrefWarning, ShapeError, compose
 from qwenref.generation import Generation, Row
-from qwenref.inputs import checked_ids, checked_mask
+from qwenref.inputs import check_text, checked_ids, checked_mask
 from qwenref.logprobs import Recorder, checked_options
 from qwenref.numerics import unless_chosen
 from qwenref.pictures import PromptPictures
 from qwenref.rendering import Rendered  # noqa: F401 - what `render` returns
 from qwenref.sampling import generator, pick, refuse_non_finite
+from qwenref.step import check_cache
 from qwenref.tokenizer import find_stop_ids
 
 _GUARD = "qwenref.check_finite(model) names the first value that is not finite, and what made it"
@@ -65,11 +66,12 @@ def generate(
                that the cache waits for.  A placeholder id that is generated is text.
     streamer   called with each piece of text, whole characters only; or an object with `put(text)` and `end()`.
     """
-    rows_wanted = np.ndim(input_ids)
     ids = checked_ids(input_ids, model.config.text_config.vocab_size)
+    single = np.ndim(input_ids) == 1
     B, T = ids.shape
     max_new_tokens = _count(max_new_tokens)
     cache = Cache(model, batch=B) if cache is None else cache
+    check_cache(cache, model.config.text_config)
     if cache.batch != B:
         raise ShapeError(
             compose("generate: cache has another number of rows", found=f"{cache.batch} in the cache, {B} prompts")
@@ -79,8 +81,7 @@ def generate(
     with unless_chosen(model.numerics):
         images, videos = (pixel_values, image_grid_thw), (pixel_values_videos, video_grid_thw)
         pictures = PromptPictures(model.config, ids, mask, cache, images, videos, mm_token_type_ids)
-    if streamer is not None and B > 1:
-        raise InputError(compose("generate: a streamer takes one row", found=f"{B} rows"))
+    _check_streamer(streamer, B)
     tokenizer = _tokenizer_of(model)
     stop = _stop_rule(stop, model, tokenizer)
     if streamer is not None and tokenizer is None:
@@ -124,7 +125,7 @@ def generate(
     finally:
         if hasattr(streamer, "end"):
             streamer.end()
-    return Generation(rows, steps, rows_wanted == 1)
+    return Generation(rows, steps, single)
 
 
 def render(model, messages, tools=None, add_generation_prompt=None, enable_thinking=None, **variables):
@@ -148,7 +149,7 @@ def _chooser(model, sampler, tokenizer, vocab, kind):
                 return int(ops.argmax(logits)), None
 
         return greedy
-    if hasattr(sampler, "distribution"):
+    if hasattr(sampler, "distribution") and not isinstance(sampler, type):
         mask = () if tokenizer is None else tokenizer.ids_without_token(vocab)
 
         def drawn(logits, row, name):
@@ -156,10 +157,11 @@ def _chooser(model, sampler, tokenizer, vocab, kind):
             return pick(distribution, generator(*name).random()), distribution
 
         return drawn
-    if not hasattr(sampler, "sample"):
+    if not hasattr(sampler, "sample") or isinstance(sampler, type):
+        found = f"the class {sampler.__name__}" if isinstance(sampler, type) else type(sampler).__name__
         raise InputError(
             compose(
-                f"generate: sampler is {type(sampler).__name__}",
+                f"generate: sampler is {found}",
                 expected="None, a Sampler, or an object with sample(logits, context_ids, rng)",
             )
         )
@@ -174,11 +176,8 @@ def _chooser(model, sampler, tokenizer, vocab, kind):
 
     def asked(logits, row, name):
         given = sampler.sample(logits, row.ids, generator(*name))
-        try:
-            id = operator.index(given)
-        except TypeError:
-            id = -1
-        if not 0 <= id < vocab:
+        id = as_whole(given)
+        if id is None or not 0 <= id < vocab:
             what = f"generate: sample of {type(sampler).__name__} gave {given!r}"
             raise InputError(compose(what, expected=f"an id, 0 to {vocab - 1:,}"))
         return id, None
@@ -217,25 +216,31 @@ class _Stop(NamedTuple):
 
 
 def _stop_rule(stop, model, tokenizer):
+    vocab = model.config.text_config.vocab_size
     own = find_stop_ids(model.path).ids if model.path is not None else ()
     own = tokenizer.stop.ids if tokenizer is not None else own
     if stop is None:
         return _Stop(frozenset(own), ())
-    given = [stop] if isinstance(stop, str) or not hasattr(stop, "__iter__") else list(stop)
+    given = list(stop) if is_row(stop) or isinstance(stop, (set, frozenset)) else [stop]
     ids, texts = set(), []
     for entry in given:
         if isinstance(entry, str) and entry:
             special = tokenizer.special_tokens.get(entry) if tokenizer is not None else None
             if tokenizer is None:
                 raise CapabilityMissing(compose(f"generate: stop string {entry!r} needs a tokenizer", do="stop by ids"))
+            check_text(entry, "generate: stop")
             ids.add(special) if special is not None else texts.append(entry)
             continue
-        try:
-            ids.add(operator.index(entry))
-        except TypeError:
+        id = as_whole(entry)
+        if id is None or not 0 <= id < vocab:
             raise InputError(
-                compose("generate: stop", found=repr(entry), expected="token ids, strings, or a list of both")
-            ) from None
+                compose(
+                    "generate: stop",
+                    found=repr(entry)[:80],
+                    expected=f"token ids (0 to {vocab - 1:,}), strings, or a list of both",
+                )
+            )
+        ids.add(id)
     return _Stop(frozenset(ids if ids or not given else own), tuple(texts))
 
 
@@ -247,17 +252,29 @@ def _tokenizer_of(model):
 
 
 def _count(value):
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = -1
-    if count < 0:
+    count = as_whole(value)
+    if count is None or count < 0:
         raise InputError(compose(f"generate: max_new_tokens {value!r}", expected="an integer, 0 or more"))
     return count
 
 
+def _check_streamer(streamer, rows):
+    if streamer is None:
+        return
+    if isinstance(streamer, type) or not callable(getattr(streamer, "put", streamer)):
+        raise InputError(
+            compose(
+                "generate: streamer",
+                found=repr(streamer)[:80],
+                expected="a function of a piece of text, or an object with put(text) and end()",
+            )
+        )
+    if rows > 1:
+        raise InputError(compose("generate: a streamer takes one row", found=f"{rows} rows"))
+
+
 def _row_keys(seed, keys, B):
-    keys = range(B) if keys is None else [keys] if np.ndim(keys) == 0 else list(keys)
+    keys = range(B) if keys is None else list(keys) if is_row(keys) else [keys]
     if len(keys) != B:
         raise ShapeError(compose("generate: row_keys", found=f"{len(keys)} keys", expected=f"one for each of {B} rows"))
     for key in keys:

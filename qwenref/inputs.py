@@ -47,6 +47,24 @@ def rectangular(values, name):
         raise ShapeError(compose(f"{name}: rows of different lengths", do="pad them and pass attention_mask")) from None
 
 
+def check_text(text, where):
+    """`text` itself, if it is text that UTF-8 can hold; `where` is what a message calls it."""
+    if not isinstance(text, str):
+        raise InputError(compose(f"{where}: not text", found=type(text).__name__, expected="str"))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            compose(
+                f"{where}: character {error.start} is a lone surrogate, U+{ord(text[error.start]):04X}",
+                found=repr(text[max(0, error.start - 8) : error.start + 8]),
+                expected="text that UTF-8 can hold",
+                do='text.encode("utf-8", "replace").decode() loses it on purpose',
+            )
+        ) from None
+    return text
+
+
 def checked_ids(input_ids, vocab_size):
     """[B, T] int64 ids, each inside the vocabulary, at least one token."""
     ids = integers(input_ids, "input_ids", (1, 2))
@@ -56,8 +74,14 @@ def checked_ids(input_ids, vocab_size):
     bad = (ids < 0) | (ids >= vocab_size)
     if bad.any():
         row, t = np.argwhere(bad)[0]
-        more = f" ({int(bad.sum()):,} such ids)" if bad.sum() > 1 else ""
-        raise InputError(f"input_ids[{row}, {t}] is {int(ids[row, t]):,}; the vocabulary has {vocab_size:,}{more}")
+        raise InputError(
+            compose(
+                f"input_ids[{row}, {t}] is {int(ids[row, t]):,}; the vocabulary has {vocab_size:,}",
+                found=f"{int(bad.sum()):,} of {ids.size:,} ids outside of it",
+                expected=f"0 to {vocab_size - 1:,}",
+                do="use the tokenizer that belongs to this model: model.tokenizer",
+            )
+        )
     return ids
 
 

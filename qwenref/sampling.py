@@ -14,11 +14,11 @@ llama.cpp leave the order of a tie open, so there another id of it may stay.
 """
 
 import math
-import operator
 from typing import NamedTuple
 
 import numpy as np
 
+from qwenref.checks import as_whole
 from qwenref.errors import CapabilityMissing, DTypeError, InputError, NonFiniteError, ShapeError, compose
 from qwenref.exchange import as_array
 from qwenref.hub import read_json
@@ -95,12 +95,18 @@ class Sampler:
                 compose(
                     "Sampler: order 'hf' has no presence or frequency penalty",
                     found=f"presence_penalty {presence_penalty}, frequency_penalty {frequency_penalty}",
+                    expected="0 for both, as in transformers",
                     do="order='vllm', 'sglang' or 'llama.cpp', as the engine you compare with",
                 )
             )
         if order != "llama.cpp" and penalty_last_n is not None:
             raise InputError(
-                compose(f"Sampler: penalty_last_n with order {order!r}", expected="only llama.cpp looks back so far")
+                compose(
+                    f"Sampler: penalty_last_n with order {order!r}",
+                    found=f"penalty_last_n {penalty_last_n!r}",
+                    expected="None: only llama.cpp looks back so far",
+                    do="leave it out, or order='llama.cpp'",
+                )
             )
         self.penalty_last_n = None
         if order == "llama.cpp":
@@ -347,11 +353,8 @@ def _number(name, value, allowed, words):
 
 
 def _whole(name, value, least, words):
-    try:
-        whole = operator.index(value) if not isinstance(value, bool) else least - 1
-    except TypeError:
-        whole = least - 1
-    if whole < least:
+    whole = as_whole(value)
+    if whole is None or whole < least:
         raise InputError(compose(f"Sampler: {name} {value!r}", expected=words))
     return whole
 

@@ -177,7 +177,7 @@ class Step:
         for a later call where nobody `keeps` the cache.
         """
         if cache is not None:
-            _check_cache(cache, config)
+            check_cache(cache, config)
             step = cache.step
             if step is not None:
                 if encloses >= step._encloses or not final or step._thread != threading.get_ident():
@@ -209,7 +209,7 @@ class Step:
                 )
             )
         if cache is not None:
-            _check_cache(cache, config)
+            check_cache(cache, config)
             if cache.step is not None and cache.step._thread == threading.get_ident():
                 return cache.step.sharing(*hidden.shape[:2])
         cache = Cache(config, hidden.shape[0]) if cache is None else cache
@@ -361,7 +361,7 @@ class Step:
         return spread
 
 
-def _check_cache(cache, config):
+def check_cache(cache, config):
     """A Cache, and one whose arrays have the shapes of this model."""
     if not isinstance(cache, Cache):
         kind = type(cache).__name__

@@ -15,6 +15,7 @@ import numpy as np
 
 from qwenref.errors import CheckpointError, InputError, TemplateError, compose
 from qwenref.hub import read_json
+from qwenref.inputs import check_text
 
 _TAG = "\U0010fffd\U0010fffc "  # stands where a continued message ends; no text uses these two
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -198,7 +199,12 @@ class ChatTemplate:
         words = str(error) or type(error).__name__
         found = None if at is None else f"role {messages[at]['role']!r}, keys {', '.join(sorted(messages[at]))}"
         wrapped = TemplateError(
-            compose(f"{place}: {words}", found=found, do=f"change the conversation, or read {self.where}")
+            compose(
+                f"{place}: {words}",
+                found=found,
+                expected="what this template takes",
+                do=f"change the conversation, or read {self.where}",
+            )
         )
         wrapped.message_index = at
         return wrapped
@@ -273,12 +279,13 @@ def _check_messages(messages):
                 compose(
                     f"messages[{at}] is not a message",
                     found=repr(message)[:80],
-                    expected='a dict with "role" and "content"',
+                    expected='a dict with "role" and "content", the role a text',
                 )
             )
         # Servers hand out `"content": null` and the like; to a template an absent key and null are not the same.
         message = {key: value for key, value in message.items() if value is not None}
         reasoning = next((message[name] for name in _REASONING_NAMES if name in message), None)
+        _refuse_surrogates(message, f"messages[{at}]")
         if reasoning is not None:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         checked.append(message)
@@ -296,9 +303,28 @@ def _check_tools(tools):
     for at, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise InputError(
-                compose(f"tools[{at}] is not a JSON schema", found=type(tool).__name__, expected="an object (dict)")
+                compose(
+                    f"tools[{at}] is not a JSON schema",
+                    found=repr(tool)[:80],
+                    expected="an object (dict)",
+                    do='pass {"type": "function", "function": {"name": ..., "parameters": {...}}}',
+                )
             )
-    return _plain(tools)
+    tools = _plain(tools)
+    _refuse_surrogates(tools, "tools")
+    return tools
+
+
+def _refuse_surrogates(value, where):
+    """No text of a conversation may be one that the tokenizer refuses afterwards, far from where it stands."""
+    if isinstance(value, str):
+        check_text(value, where)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_surrogates(inner, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for at, inner in enumerate(value):
+            _refuse_surrogates(inner, f"{where}[{at}]")
 
 
 def _plain(value):

@@ -7,16 +7,19 @@ half a character.
 import codecs
 import functools
 import json
-import operator
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from qwenref.checks import as_whole, is_row
 from qwenref.errors import CapabilityMissing, CheckpointError, InputError, TemplateError, compose
 from qwenref.hub import read_json
+from qwenref.inputs import check_text
 from qwenref.template import ChatTemplate, find_templates
+
+_IDS = 2**32  # how many ids the library below can be asked for
 
 
 class StopIds(NamedTuple):
@@ -90,10 +93,14 @@ class Tokenizer:
         return encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)
 
     def _encoding(self, text, add_special_tokens, special_tokens):
-        if special_tokens not in ("ids", "text"):
+        if not isinstance(special_tokens, str) or special_tokens not in ("ids", "text"):
             raise InputError(compose("encode: special_tokens", found=repr(special_tokens), expected='"ids" or "text"'))
+        if not isinstance(add_special_tokens, (bool, np.bool_)):
+            raise InputError(
+                compose("encode: add_special_tokens", found=repr(add_special_tokens), expected="True or False")
+            )
         backend = self._backend if special_tokens == "ids" else self._without_added_tokens
-        encoding = backend.encode(_check_text(text), add_special_tokens=add_special_tokens)
+        encoding = backend.encode(check_text(text, "encode"), add_special_tokens=bool(add_special_tokens))
         ids = encoding.ids
         if self.model_vocab_size is not None and ids and max(ids) >= self.model_vocab_size:
             at = next(i for i, id in enumerate(ids) if id >= self.model_vocab_size)
@@ -101,6 +108,7 @@ class Tokenizer:
                 compose(
                     f"token {at} of the text is {ids[at]:,}; the vocabulary has {self.model_vocab_size:,}",
                     found=f"{self.token_text(ids[at])!r} in {self.folder / 'tokenizer.json'}",
+                    expected=f"ids 0 to {self.model_vocab_size - 1:,}   (vocab_size of config.json)",
                     do="use the tokenizer.json that belongs to this model",
                 )
             )
@@ -117,13 +125,13 @@ class Tokenizer:
         return report(self)
 
     def decode(self, ids, skip_special_tokens=False):
-        """Text of token ids.  Bytes that are no character become U+FFFD, an id without a token `⟨id 1300⟩`."""
+        """Text of token ids, or of one.  Bytes of no character become U+FFFD, an id without a token `⟨id 1300⟩`."""
         stream = self.stream(skip_special_tokens)
-        return "".join([stream.put(id) for id in self._check_ids(ids)]) + stream.flush()
+        return "".join([stream.put(id) for id in _checked_ids(ids)]) + stream.flush()
 
     def decode_bytes(self, ids):
         """The exact UTF-8 bytes that token ids stand for, complete characters or not."""
-        return b"".join(map(self.token_bytes, self._check_ids(ids)))
+        return b"".join(map(self.token_bytes, _checked_ids(ids)))
 
     def stream(self, skip_special_tokens=False):
         """A `StreamDecoder` for this tokenizer."""
@@ -131,9 +139,10 @@ class Tokenizer:
 
     def token_bytes(self, id):
         """The bytes of one token; of an id without a token, its visible form."""
+        id = _checked_id("token_bytes", id)
         known = self._bytes.get(id)
         if known is None:
-            token = self._backend.id_to_token(id) if id >= 0 else None
+            token = self._backend.id_to_token(id)
             if token is None:
                 known = f"⟨id {id}⟩".encode()
             elif token in self.added_tokens:
@@ -145,34 +154,23 @@ class Tokenizer:
 
     def token_text(self, id):
         """One token made visible: space `␣`, newline `⏎`, tab `⇥`, bytes that are no character `⟨e6⟩`."""
+        id = _checked_id("token_text", id)
         if self._backend.id_to_token(id) is None:
             return f"⟨id {id}⟩"
         return "".join(map(_visible, self.token_bytes(id).decode("utf-8", "surrogateescape")))
 
     def token_id(self, token):
         """The id of a token by its text (`"<|im_end|>"`), or None."""
-        id = self.added_tokens.get(token)
+        id = self.added_tokens.get(check_text(token, "token_id"))
         return id if id is not None else self._backend.token_to_id("".join(_alphabet()[b] for b in token.encode()))
 
     def ids_without_token(self, rows):
         """int64 [n], ascending: which of the ids 0 .. rows - 1 (a model's logit rows) stand for no token."""
-        return np.setdiff1d(np.arange(rows), self._known_ids)
+        return np.setdiff1d(np.arange(_checked_id("ids_without_token", rows, "a number of rows")), self._known_ids)
 
     @functools.cached_property
     def _known_ids(self):
         return np.fromiter(self._backend.get_vocab(with_added_tokens=True).values(), np.int64)
-
-    def _check_ids(self, ids):
-        try:
-            ids = [operator.index(id) for id in (ids if hasattr(ids, "__len__") or hasattr(ids, "__iter__") else [ids])]
-        except TypeError as error:
-            raise InputError(
-                compose("decode: not a sequence of token ids", found=error, expected="integers, one row")
-            ) from None
-        bad = next((at for at, id in enumerate(ids) if not 0 <= id < 2**32), None)
-        if bad is not None:
-            raise InputError(compose(f"decode: ids[{bad}] is {ids[bad]}", expected="a token id, 0 or more"))
-        return ids
 
     # Special ids
 
@@ -256,7 +254,7 @@ class StreamDecoder:
 
     def put(self, id):
         """The text that this id completes, often empty inside a character of several tokens."""
-        id = int(id)
+        id = _checked_id("stream", id)
         return "" if id in self._skip else self._decoder.decode(self._tokenizer.token_bytes(id))
 
     @property
@@ -319,20 +317,30 @@ def _visible(character):
     return "␣" if character == " " else character
 
 
-def _check_text(text):
-    if not isinstance(text, str):
-        raise InputError(compose("encode: not text", found=type(text).__name__, expected="str"))
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
+def _checked_ids(ids):
+    """[int, ...] of one id or a row of them in any form that has an order."""
+    if not is_row(ids):
+        return [_checked_id("decode", ids)]
+    return [
+        id if type(id) is int and 0 <= id < _IDS else _checked_id(f"decode: ids[{at}]", id) for at, id in enumerate(ids)
+    ]
+
+
+def _checked_id(where, id, what="a token id"):
+    """A whole number that the library below can take; where it stands for no token, that is for it to say."""
+    if type(id) is int and 0 <= id < _IDS:  # quick, since text passes through here id by id
+        return id
+    whole = as_whole(id)
+    if whole is None or not 0 <= whole < _IDS:
         raise InputError(
             compose(
-                f"encode: character {error.start} is a lone surrogate, U+{ord(text[error.start]):04X}",
-                expected="text that UTF-8 can hold",
-                do='text.encode("utf-8", "replace").decode() loses it on purpose',
+                f"{where}: not {what}",
+                found=repr(id)[:80],
+                expected="a whole number from 0 to 2**32 - 1",
+                do=None if what != "a token id" else "pass what encode or generate gave, one row of it",
             )
-        ) from None
-    return text
+        )
+    return whole
 
 
 def find_stop_ids(folder, eos_id=None):
@@ -355,7 +363,7 @@ def _id_tuple(value, where):
     if value is None:
         return None
     ids = tuple(value) if isinstance(value, list) else (value,)
-    if not all(type(id) is int and id >= 0 for id in ids):
+    if not all(type(id) is int and 0 <= id < _IDS for id in ids):
         raise CheckpointError(compose(f"{where}: eos_token_id is not an id or a list of ids", found=repr(value)))
     return ids
 

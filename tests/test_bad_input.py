@@ -61,7 +61,7 @@ CALLS = {
     "id of the vocabulary's size": (
         given(input_ids=[[1, 2], [VOCAB, VOCAB + 1000]]),
         InputError,
-        f"input_ids[1, 0] is {VOCAB}; the vocabulary has {VOCAB} (2 such ids)",
+        f"input_ids[1, 0] is {VOCAB}; the vocabulary has {VOCAB}",
     ),
     "id of 64 unsigned bits": (
         given(input_ids=np.array([[2**63]] * 2, np.uint64)),
