@@ -4,6 +4,8 @@ import numpy as np
 
 from qwenref.answers import opens_thinking, parse
 from qwenref.errors import CapabilityMissing, compose
+from qwenref.plain import plain
+from qwenref.text_display import Tokens, generation_html, harmless, row_html, shown_as_html
 
 
 class Generation:
@@ -43,16 +45,20 @@ class Generation:
         values = [getattr(row, name) for row in self.rows]
         return values[0] if self._single else values
 
+    def tokens(self):
+        """Prompt and new tokens with their ids under them, to be looked at."""
+        return Tokens(self.rows[:8])
+
     def __repr__(self):
         head = f"Generation · {self.steps:,} step" + ("" if self.steps == 1 else "s")
         if not self._single:
             head += f" · {len(self.rows)} rows"
-        return "\n".join(
-            [head, *map(repr, self.rows[:8]), *([f"… {len(self.rows) - 8} more rows"] * (len(self.rows) > 8))]
-        )
+        shown = self.rows[:8]
+        lines = [line for row in shown for line in row.lines(38 // len(shown))]
+        return plain("\n".join([head, *lines, *([f"… {len(self.rows) - 8} more rows"] * (len(self.rows) > 8))]))
 
     def _repr_html_(self):
-        return f'<div class="qr-generation">{"".join(row._repr_html_() for row in self.rows)}</div>'
+        return shown_as_html(lambda out: generation_html(out, self._single), self, "Generation")
 
 
 class Row:
@@ -63,7 +69,7 @@ class Row:
         self.masked, self.masked_mass = np.empty(0, np.int64), 0.0
         self.recorder = recorder
         self.finish = None
-        self._tokenizer, self._stop = tokenizer, stop
+        self.tokenizer, self._stop = tokenizer, stop
         self._logits = [np.empty((0, vocab), np.float32)] if vocab else None
         self._text = None if tokenizer is None else _Text(tokenizer, stop.texts, streamer)
 
@@ -81,16 +87,16 @@ class Row:
 
     @property
     def logprobs(self):
-        return None if self.recorder is None else self.recorder.result()
+        return None if self.recorder is None else self.recorder.result(self.tokenizer)
 
     def parse(self, tools=None):
         """The `Answer` in the new text, read with its special tokens; see `qwenref.parse`."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise CapabilityMissing(compose("parse: an answer needs a tokenizer", do="open the model from its folder"))
         ids = self.new_ids[:-1] if self.new_ids[-1:] and self.new_ids[-1] in self._stop.ids else self.new_ids
-        text = self._tokenizer.decode(ids)
+        text = self.tokenizer.decode(ids)
         cut = min((at for stop in self._stop.texts if (at := text.find(stop)) >= 0), default=len(text))
-        return parse(text[:cut], tools, opens_thinking(self._tokenizer.decode(self.prompt_ids)))
+        return parse(text[:cut], tools, opens_thinking(self.tokenizer.decode(self.prompt_ids)))
 
     def take(self, id, logits, distribution):
         """One more id, and what it was drawn from; sets `finish` when it ends the text."""
@@ -106,7 +112,7 @@ class Row:
             self._logits.append(logits[None].copy())
         hit = self._text.put(id) if self._text is not None else None
         if id in self._stop.ids:
-            name = f"{self._tokenizer.token_text(id)} " if self._tokenizer is not None else ""
+            name = f"{self.tokenizer.token_text(id)} " if self.tokenizer is not None else ""
             self.finish = f"stop token {name}{id}"
         elif hit is not None:
             self.finish = f"stop string {hit!r}"
@@ -116,26 +122,32 @@ class Row:
         if self._text is not None:
             self._text.flush()
 
-    def __repr__(self):
+    def headline(self):
+        """How much there is and why it ended; a second line where logit rows were masked."""
         tokens = f"{len(self.new_ids):,} new token" + ("" if len(self.new_ids) == 1 else "s")
         head = f"{tokens} after {len(self.prompt_ids):,} · ended by {self.finish}"
         if len(self.masked):
             head += (
                 f"\n{len(self.masked):,} logit rows without a token masked, {self.masked_mass:.2g} of the probability"
             )
-        if self._tokenizer is None:
-            return f"{head}\n▏{self.new_ids[:24]}" + (" …" if len(self.new_ids) > 24 else "")
-        lines = _last_lines(self._tokenizer.decode(self.prompt_ids), 3)
-        new = self.text.splitlines()
-        more = [f"… {len(new) - 12} more lines: .text"] if len(new) > 12 else []
-        return "\n".join([head, *lines, *(f"▏{line}" for line in new[:12]), *more])
+        return head
+
+    def lines(self, limit=16):
+        """At most so many lines: the headline, the end of the prompt, and the new text behind `▏`."""
+        head = self.headline().split("\n")
+        if self.tokenizer is None:
+            return [*head, f"▏{self.new_ids[:24]}" + (" …" if len(self.new_ids) > 24 else "")][:limit]
+        room = max(1, limit - len(head) - 1)
+        prompt = _last_lines(self.tokenizer.decode(self.prompt_ids), min(3, room // 4)) if room >= 4 else []
+        new, room = self.text.splitlines(), max(1, min(12, room - len(prompt)))
+        more = [f"… {len(new) - room} more lines: .text"] if len(new) > room else []
+        return [harmless(line) for line in [*head, *prompt, *(f"▏{line}" for line in new[:room]), *more][:limit]]
+
+    def __repr__(self):
+        return plain("\n".join(self.lines()))
 
     def _repr_html_(self):
-        from html import escape
-
-        prompt = "" if self._tokenizer is None else escape(self._tokenizer.decode(self.prompt_ids))
-        new = escape(str(self.new_ids) if self.text is None else self.text)
-        return f"<pre>{prompt}<b>{new}</b></pre><p>{len(self.new_ids):,} new tokens · {escape(str(self.finish))}</p>"
+        return shown_as_html(row_html, self, "Row")
 
 
 # Text

@@ -6,18 +6,12 @@ import numpy as np
 
 from qwenref.checks import is_whole
 from qwenref.errors import InputError, compose
+from qwenref.text_display import logprobs_html, logprobs_text, shown_as_html, shown_as_text
 
 KINDS = ("raw", "processed")
 
 
-class Logprobs(NamedTuple):
-    """Natural logarithms of probabilities, float64, for one row.
-
-    `kind` says of which: "raw" of softmax(logits) over every logit row, before penalties, temperature and cuts;
-    "processed" of the distribution the token was drawn from, where what was cut away is -inf.  The prompt was not
-    drawn, so its values are raw in either case; those of its first id are NaN, because nothing came before it here.
-    """
-
+class _Fields(NamedTuple):
     kind: str  # "raw" or "processed"
     chosen: np.ndarray  # float64 [new]
     top_ids: np.ndarray  # int64 [new, k], likeliest first, the lower id first among equals
@@ -25,6 +19,32 @@ class Logprobs(NamedTuple):
     prompt: np.ndarray | None  # float64 [prompt], with prompt_logprobs=True
     prompt_top_ids: np.ndarray | None  # int64 [prompt, k]; -1 for the first id
     prompt_top: np.ndarray | None  # float64 [prompt, k]
+    ids: np.ndarray  # int64 [new], those whose values `chosen` are
+    prompt_ids: np.ndarray | None  # int64 [prompt]
+
+
+class Logprobs(_Fields):
+    """Natural logarithms of probabilities, float64, for one row.
+
+    `kind` says of which: "raw" of softmax(logits) over every logit row, before penalties, temperature and cuts;
+    "processed" of the distribution the token was drawn from, where what was cut away is -inf.  The prompt was not
+    drawn, so its values are raw in either case; those of its first id are NaN, because nothing came before it here.
+
+    chosen float64 [new] and ids int64 [new]: of the new ids · top_ids int64 [new, k], top float64 [new, k]: the
+    likeliest at each step, the lower id first among equals · with prompt_logprobs=True prompt float64 [prompt],
+    prompt_ids, prompt_top_ids [prompt, k] (-1 for the first id) and prompt_top; else None
+    """
+
+    tokenizer = None  # names the tokens where it is shown
+
+    def __reduce__(self):
+        return Logprobs, tuple(self)
+
+    def __repr__(self):
+        return shown_as_text(logprobs_text, self, "Logprobs")
+
+    def _repr_html_(self):
+        return shown_as_html(logprobs_html, self, "Logprobs")
 
 
 class Recorder:
@@ -32,7 +52,7 @@ class Recorder:
 
     def __init__(self, kind, k, prompt_ids, with_prompt):
         self._kind, self._k = kind, k
-        self._chosen, self._top = [], []
+        self._ids, self._chosen, self._top = [], [], []
         self._prompt_ids = np.array(prompt_ids, np.int64) if with_prompt else None
         self._prompt, self._prompt_top = [], []
         self._scored = 1  # the first id of the prompt has no logits before it
@@ -44,6 +64,7 @@ class Recorder:
         else:
             with np.errstate(divide="ignore"):
                 values = np.log(probs)
+        self._ids.append(id)
         self._chosen.append(values[id])
         self._top.append(top(values, self._k))
 
@@ -56,14 +77,16 @@ class Recorder:
             self._prompt.append(values[id])
             self._prompt_top.append(top(values, self._k))
 
-    def result(self):
-        """What was collected so far."""
-        chosen, (ids, values) = np.array(self._chosen, np.float64), _stacked(self._top, self._k)
-        if self._prompt_ids is None:
-            return Logprobs(self._kind, chosen, ids, values, None, None, None)
-        first = (np.full(self._k, -1), np.full(self._k, np.nan))
-        prompt = np.array([np.nan, *self._prompt], np.float64)
-        return Logprobs(self._kind, chosen, ids, values, prompt, *_stacked([first, *self._prompt_top], self._k))
+    def result(self, tokenizer=None):
+        """What was collected so far; the tokenizer names tokens where it is shown."""
+        new = np.array(self._chosen, np.float64), *_stacked(self._top, self._k)
+        prompt = None, None, None
+        if self._prompt_ids is not None:
+            first = (np.full(self._k, -1), np.full(self._k, np.nan))
+            prompt = np.array([np.nan, *self._prompt], np.float64), *_stacked([first, *self._prompt_top], self._k)
+        found = Logprobs(self._kind, *new, *prompt, np.array(self._ids, np.int64), self._prompt_ids)
+        found.tokenizer = tokenizer
+        return found
 
 
 def _stacked(pairs, k):
@@ -99,7 +122,7 @@ def checked_options(kind, k, with_prompt, vocab):
                 )
             )
         return None, 0
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(compose(f"generate: return_logprobs {kind!r}", expected=" or ".join(map(repr, KINDS))))
     if not is_whole(k) or not 0 <= k <= vocab:
         raise InputError(compose(f"generate: top_logprobs {k!r}", expected=f"a whole number from 0 to {vocab:,}"))

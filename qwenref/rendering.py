@@ -6,6 +6,15 @@ import re
 from typing import NamedTuple
 
 from qwenref.errors import InputError, compose
+from qwenref.text_display import (
+    difference_html,
+    difference_text,
+    rendered_headline,
+    rendered_html,
+    rendered_text,
+    shown_as_html,
+    shown_as_text,
+)
 
 
 class Span(NamedTuple):
@@ -49,7 +58,7 @@ class Rendered(_Pair):
 
     @functools.cached_property
     def spans(self):
-        return [] if self._run is None else _spans(self._run, self.tokenizer)
+        return [] if self._run is None else template_spans(self._run, self.tokenizer)
 
     @property
     def tail(self):
@@ -81,22 +90,13 @@ class Rendered(_Pair):
         }
 
     def __repr__(self):
-        thinking = {True: "thinking on", False: "thinking off", None: "no thinking switch"}[self.enable_thinking]
-        head = f"Rendered · {len(self.text):,} characters · {len(self.ids):,} ids · {thinking}"
-        return f"{head} · ends in {visible(self.text[-40:])}"
+        return shown_as_text(rendered_headline, self, "Rendered")
 
     def __str__(self):
-        rows = []
-        for span in self.spans:
-            text = visible(self.text[span.start : span.stop])
-            text = text if len(text) <= 60 else f"{text[:40]} … {text[-16:]}"
-            where = "" if span.message is None else f"messages[{span.message}]"
-            rows.append((f"{span.first:,}:{span.last:,}", where, span.part, text))
-        widths = [max((len(row[at]) for row in rows), default=0) for at in range(3)]
-        lines = [
-            "  ".join([f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)] + [row[3]]) for row in rows
-        ]
-        return "\n".join([repr(self), *lines])
+        return shown_as_text(rendered_text, self, "Rendered")
+
+    def _repr_html_(self):
+        return shown_as_html(rendered_html, self, "Rendered")
 
 
 def render(tokenizer, messages, tools=None, **options):
@@ -108,11 +108,12 @@ def render(tokenizer, messages, tools=None, **options):
 # Spans
 
 
-def _spans(run, tokenizer):
+def template_spans(run, tokenizer):
+    """The spans of what a template made, every character in one of them."""
     pieces = run.template.pieces(run.values)
     whole = "".join(text for text, _, _ in pieces)
     if not whole.startswith(run.text):  # a template of clock or chance
-        return _with_ids([(None, "template", 0, len(run.text))], run.text, tokenizer)
+        return with_ids([(None, "template", 0, len(run.text))], run.text, tokenizer)
     leaves = _leaves(run, whole)
     owned, at = [], 0
     for text, message, tool in pieces:
@@ -124,7 +125,7 @@ def _spans(run, tokenizer):
         at += len(text)
     last = max((i for i, row in enumerate(owned) if row[0] is not None), default=len(owned))
     owned[last + 1 :] = [(None, "tail", start, stop) for _, _, start, stop in owned[last + 1 :]]
-    return _with_ids(_overlaid(owned, leaves, len(run.text)), run.text, tokenizer)
+    return with_ids(_overlaid(owned, leaves, len(run.text)), run.text, tokenizer)
 
 
 def _overlaid(owned, leaves, length):
@@ -142,7 +143,8 @@ def _overlaid(owned, leaves, length):
     return rows
 
 
-def _with_ids(rows, text, tokenizer):
+def with_ids(rows, text, tokenizer):
+    """`Span`s of (message, part, start, stop) rows: which ids begin in each."""
     begins = tokenizer.encode_offsets(text, add_special_tokens=False)[1][:, 0].tolist()
     return [Span(*row, bisect.bisect_left(begins, row[2]), bisect.bisect_left(begins, row[3])) for row in rows]
 
@@ -291,27 +293,12 @@ class Difference(NamedTuple):
     b_span: Span | None
 
     def __str__(self):
-        if self.char is None:
-            lines = ["the texts are equal, the ids are not"]
-        else:
-            lines = [f"parts at character {self.char:,}, line {self.line:,}, column {self.column:,}"]
-            if self.token is not None:
-                lines[0] += f"; token {self.token:,}"
-            lines += [f"  both  …{self.common}" if self.char > len(self.common) else f"  both  {self.common}"]
-        for label, text, token, span in (
-            ("a", self.a, self.a_token, self.a_span),
-            ("b", self.b, self.b_token, self.b_span),
-        ):
-            said = [text or "⟨end⟩"] if self.char is not None else []
-            if token is not None:
-                said.append(f"token {token[0]} {token[1]}")
-            if span is not None:
-                where = "" if span.message is None else f"messages[{span.message}] "
-                said.append(where + span.part)
-            lines.append(f"  {label}     " + "   ".join(said))
-        return "\n".join(lines)
+        return shown_as_text(difference_text, self, "Difference")
 
     __repr__ = __str__
+
+    def _repr_html_(self):
+        return shown_as_html(difference_html, self, "Difference")
 
 
 def first_difference(a, b, tokenizer=None):

@@ -18,11 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qwenref.card import warn_of_penalties
 from qwenref.checks import as_whole
 from qwenref.errors import CapabilityMissing, DTypeError, InputError, NonFiniteError, ShapeError, compose
 from qwenref.exchange import as_array
 from qwenref.hub import read_json
 from qwenref.sampling_steps import ORDERS, softmax
+from qwenref.text_display import distribution_html, distribution_text, shown_as_html, shown_as_text
 
 
 class Distribution(NamedTuple):
@@ -32,6 +34,12 @@ class Distribution(NamedTuple):
     support: np.ndarray  # int64 [n], ascending: the ids that are still in play
     masked: np.ndarray  # int64 [m], ascending: logit rows that were ruled out beforehand, such as those without a token
     masked_mass: float  # the probability softmax(logits) gives those rows
+
+    def __repr__(self):
+        return shown_as_text(distribution_text, self, "Distribution")
+
+    def _repr_html_(self):
+        return shown_as_html(distribution_html, self, "Distribution")
 
 
 class Sampler:
@@ -122,7 +130,8 @@ class Sampler:
         vllm and sglang ignore `do_sample` and leave everything off; llama.cpp has temperature 0.8, top_k 40,
         top_p 0.95, min_p 0.05.  vllm alone reads presence and frequency penalties there.  `changes` are arguments of
         Sampler and win.  CheckpointError for a file that cannot be read, CapabilityMissing without a file, or where it
-        asks for something Sampler does not have.
+        asks for something Sampler does not have.  A QwenrefWarning where the model card beside it (README.md) gives a
+        penalty that this sampler then has not; an argument that names it, 0 as well, is an answer to that.
         """
         _checked_order(order)
         path = None if model.path is None else model.path / "generation_config.json"
@@ -144,7 +153,9 @@ class Sampler:
         options.update((name, found[name]) for name in _READ.get(order, _READ_BY_ALL) if name in found)
         if order == "hf" and not found.get("do_sample", False):
             options = {"temperature": 0.0, "repetition_penalty": options.get("repetition_penalty", 1.0)}
-        return cls(**{**options, "order": order, **changes})
+        sampler = cls(**{**options, "order": order, **changes})
+        warn_of_penalties(path.parent, sampler, changes, stacklevel=2)
+        return sampler
 
     def __repr__(self):
         off = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,), "repetition_penalty": (1.0,)}

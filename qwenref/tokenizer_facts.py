@@ -8,6 +8,16 @@ from typing import NamedTuple
 from qwenref.errors import InputError, compose
 from qwenref.hub import read_json, resolve
 from qwenref.rendering import common
+from qwenref.text_display import (
+    comparison_html,
+    comparison_text,
+    parting_html,
+    parting_text,
+    report_html,
+    report_text,
+    shown_as_html,
+    shown_as_text,
+)
 from qwenref.tokenizer import Tokenizer, _alphabet, _open
 
 # How text is cut before merging. Two of these over one vocabulary give other ids for the same text.
@@ -63,29 +73,38 @@ class TokenizerReport(NamedTuple):
         """How many logit rows no token belongs to."""
         return sum(stop - first for first, stop in self.padding_rows)
 
-    def __str__(self):
+    def facts(self):
+        """(name, value) of each fact in words, the path first."""
         rows = "unknown" if self.rows is None else f"{self.rows:,}, {self.padding:,} without a token"
         if self.padding_rows:
             rows += f": {_ranges(self.padding_rows)}"
         sources = ", ".join(f"{name} {list(ids)}" for name, ids in self.stop.sources.items() if ids is not None)
-        lines = [
-            f"Tokenizer  {self.path}",
-            f"sha256      {self.sha256[:16]}",
-            f"vocabulary  {self.tokens:,} tokens, {self.merges:,} merges, "
-            f"{len(self.added):,} added, {len(self.special):,} of them special",
-            f"logit rows  {rows}",
-            f"normaliser  {self.normalizer}",
-            f"regex       {self.regex or 'none'}",
-            f"            {'that of ' + self.regex_of if self.regex_of else 'of no family known here'}",
-            f"cut by      {self.pre_tokenizer}",
-            f"adds        {self.post_processor}",
-            f"decoder     {self.decoder}",
-            f"stop ids    {', '.join(map(str, self.stop.ids)) or 'none'}   ({sources or 'no file names one'})",
-            f"template    {'none' if self.template is None else self.template[:16]}",
+        return [
+            ("Tokenizer", self.path),
+            ("sha256", self.sha256[:16]),
+            (
+                "vocabulary",
+                f"{self.tokens:,} tokens, {self.merges:,} merges, "
+                f"{len(self.added):,} added, {len(self.special):,} of them special",
+            ),
+            ("logit rows", rows),
+            ("normaliser", self.normalizer),
+            ("regex", self.regex or "none"),
+            ("", f"that of {self.regex_of}" if self.regex_of else "of no family known here"),
+            ("cut by", self.pre_tokenizer),
+            ("adds", self.post_processor),
+            ("decoder", self.decoder),
+            ("stop ids", f"{', '.join(map(str, self.stop.ids)) or 'none'}   ({sources or 'no file names one'})"),
+            ("template", "none" if self.template is None else self.template[:16]),
         ]
-        return "\n".join(lines + [f"! {finding}" for finding in self.findings])
+
+    def __str__(self):
+        return shown_as_text(report_text, self, "Tokenizer")
 
     __repr__ = __str__
+
+    def _repr_html_(self):
+        return shown_as_html(report_html, self, "Tokenizer")
 
 
 def report(tokenizer):
@@ -168,17 +187,12 @@ class TokenizerComparison(NamedTuple):
         return not self.differences and not self.texts
 
     def __str__(self):
-        lines = [f"a  {self.a}", f"b  {self.b}"]
-        if self.same:
-            return "\n".join([*lines, f"the same rules and vocabulary; {self.tried} texts give the same ids"])
-        width = max(map(len, self.differences), default=0)
-        lines += [
-            f"{what:<{width}}  " + text.replace("\n", "\n  " + " " * width) for what, text in self.differences.items()
-        ]
-        lines.append(f"{len(self.texts)} of {self.tried} texts tried get other ids")
-        return "\n".join([*lines, *map(str, self.texts[:5])])
+        return shown_as_text(comparison_text, self, "Comparison")
 
     __repr__ = __str__
+
+    def _repr_html_(self):
+        return shown_as_html(comparison_html, self, "Comparison")
 
 
 class TextDifference(NamedTuple):
@@ -193,12 +207,12 @@ class TextDifference(NamedTuple):
     b_tokens: list
 
     def __str__(self):
-        begin = max(0, self.at - 2)
-        sides = [
-            f"  {label}  {'… ' * (begin > 0)}{'·'.join(tokens[begin : self.at + 6])}   {ids[self.at : self.at + 6]}"
-            for label, tokens, ids in (("a", self.a_tokens, self.a), ("b", self.b_tokens, self.b))
-        ]
-        return "\n".join([f"{self.name}: parts at token {self.at}, {len(self.a)} and {len(self.b)} ids", *sides])
+        return shown_as_text(parting_text, self, "TextDifference")
+
+    __repr__ = __str__
+
+    def _repr_html_(self):
+        return shown_as_html(parting_html, self, "TextDifference")
 
 
 def compare_tokenizers(a, b, texts=None):
