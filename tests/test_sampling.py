@@ -435,6 +435,24 @@ def test_what_the_file_leaves_out_is_the_engines_default(folder):
     assert [order for order in ORDERS if read[order].presence_penalty == 1.5] == ["vllm"]  # the others do not read it
 
 
+def test_F10_a_penalty_that_only_the_model_card_gives_is_warned_of(folder, tmp_path, recwarn):
+    model = folder(do_sample=True, temperature=0.6)
+    assert Sampler.from_generation_config(model, "vllm").presence_penalty == 0 and not recwarn.list  # no card
+    card = "- `temperature=1.0, presence_penalty=1.5, repetition_penalty=1.0`\n- code: presence_penalty=0.0\n"
+    (tmp_path / "README.md").write_text(card + 'extra_body={"presence_penalty": 2.0}', encoding="utf-8")
+    for order in ORDERS:
+        with pytest.warns(errors.QwenrefWarning, match="the model card asks for presence_penalty 1.5 or 2") as caught:
+            sampler = Sampler.from_generation_config(model, order, top_k=5)
+        assert sampler.presence_penalty == 0 and sampler.repetition_penalty == 1  # the file alone decides
+        assert len(caught) == 1 and caught[0].filename == __file__ and "repetition" not in str(caught[0].message)
+        assert ("with order='vllm'" in str(caught[0].message)) == (order == "hf")
+    for order, penalty in (("vllm", 1.5), ("sglang", 0), ("hf", 0)):
+        assert Sampler.from_generation_config(model, order, presence_penalty=penalty).presence_penalty == penalty
+    (tmp_path / "generation_config.json").write_text('{"presence_penalty": 1.5, "do_sample": true}', encoding="utf-8")
+    assert Sampler.from_generation_config(model, "vllm").presence_penalty == 1.5
+    assert not recwarn.list
+
+
 def test_without_do_sample_transformers_is_greedy_and_vllm_does_not_ask(folder):
     model = folder(temperature=0.7, top_p=0.9, repetition_penalty=1.05)
     assert repr(Sampler.from_generation_config(model)) == "Sampler(temperature=0, repetition_penalty=1.05, order='hf')"
