@@ -24,6 +24,7 @@ from qwenref.errors import CapabilityMissing, DTypeError, InputError, NonFiniteE
 from qwenref.exchange import as_array
 from qwenref.hub import read_json
 from qwenref.sampling_steps import ORDERS, softmax
+from qwenref.text_display import distribution_html, distribution_text, shown_as_html, shown_as_text
 
 
 class Distribution(NamedTuple):
@@ -33,6 +34,12 @@ class Distribution(NamedTuple):
     support: np.ndarray  # int64 [n], ascending: the ids that are still in play
     masked: np.ndarray  # int64 [m], ascending: logit rows that were ruled out beforehand, such as those without a token
     masked_mass: float  # the probability softmax(logits) gives those rows
+
+    def __repr__(self):
+        return shown_as_text(distribution_text, self, "Distribution")
+
+    def _repr_html_(self):
+        return shown_as_html(distribution_html, self, "Distribution")
 
 
 class Sampler:
