@@ -202,4 +202,5 @@ def _overlap(text, stop):
 
 def _last_lines(text, limit):
     lines = text.splitlines()
-    return [f"… {len(lines) - limit} lines before", *lines[-limit:]] if len(lines) > limit else lines
+    left = len(lines) - limit
+    return [f"… {left:,} line{'s' * (left > 1)} before", *lines[-limit:]] if left > 0 else lines
