@@ -144,7 +144,7 @@ static PyObject *
 cpu_level(PyObject *module, PyObject *unused)
 {
     (void)unused;
-    return PyUnicode_FromString(qr_level_name(state_of_module(module)->level));
+    return PyUnicode_FromString(qr_level_name(qr_level_of(state_of_module(module))));
 }
 
 PyDoc_STRVAR(set_cpu_level_doc,
@@ -156,11 +156,13 @@ static PyObject *
 set_cpu_level(PyObject *module, PyObject *name)
 {
     qr_error error = {0};
+    qr_level level;
     const char *text = PyUnicode_AsUTF8(name); /* borrowed from name */
     if (text == NULL)
         return NULL;
-    if (qr_cpu_choose(text, &state_of_module(module)->level, &error) < 0)
+    if (qr_cpu_choose(text, &level, &error) < 0)
         return qr_raise(state_of_module(module), &error);
+    __atomic_store_n(&state_of_module(module)->level, level, __ATOMIC_RELAXED);
     Py_RETURN_NONE;
 }
 
@@ -298,6 +300,9 @@ static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* as NumPy */
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
     {0, NULL},
 };

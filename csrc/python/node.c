@@ -7,9 +7,12 @@
 enum { ARGS_ON_STACK = 8 };
 
 static bool
-filled(PyObject *table)
+filled(Node *self, int index)
 {
-    return table != NULL && PyDict_GET_SIZE(table) > 0;
+    PyObject *table = qr_hold((PyObject *)self, &self->table[index]);
+    const bool result = table != NULL && PyDict_GET_SIZE(table) > 0;
+    Py_XDECREF(table);
+    return result;
 }
 
 /* ---- the call ------------------------------------------------------------------------------------------------ */
@@ -23,19 +26,18 @@ call_method(Node *self, PyObject *name, PyObject *const *args, size_t nargsf, Py
     PyObject *on_stack[ARGS_ON_STACK + 1], **stack = on_stack;
     PyObject *own = NULL, *method = NULL, *result = NULL;
 
-    if (qr_node_find(self->dict, name, &own) < 0) /* someone set m.forward = f */
+    if (qr_node_find(self, &self->dict, name, &own) < 0) /* someone set m.forward = f */
         return NULL;
-    method = _PyType_Lookup(Py_TYPE(self), name); /* borrowed; nothing runs between here and holding it */
+    method = _PyType_LookupRef(Py_TYPE(self), name); /* held: a forward may replace itself */
     if (own != NULL || method == NULL || !PyType_HasFeature(Py_TYPE(method), Py_TPFLAGS_METHOD_DESCRIPTOR)) {
         Py_XDECREF(own);
-        method = PyObject_GetAttr((PyObject *)self, name); /* new */
+        Py_XSETREF(method, PyObject_GetAttr((PyObject *)self, name));
         if (method != NULL)
             result = PyObject_Vectorcall(method, args, nargsf, kwnames);
         Py_XDECREF(method);
         return result;
     }
 
-    Py_INCREF(method); /* a forward may replace itself */
     if (nargsf & PY_VECTORCALL_ARGUMENTS_OFFSET) {
         PyObject **shifted = (PyObject **)args - 1; /* the flag lends us this place during the call */
         PyObject *kept = shifted[0];
@@ -64,15 +66,17 @@ call_method(Node *self, PyObject *name, PyObject *const *args, size_t nargsf, Py
 static bool
 noted(PyObject *notes)
 {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(notes); i++) {
-        PyObject *note = PyList_GET_ITEM(notes, i); /* borrowed */
-        const char *text = PyUnicode_Check(note) ? PyUnicode_AsUTF8(note) : "";
-        if (text == NULL)
-            PyErr_Clear(); /* a lone surrogate */
-        else if (strncmp(text, "in module ", 10) == 0)
-            return true;
+    bool found = false;
+    for (Py_ssize_t i = 0; !found && i < PyList_GET_SIZE(notes); i++) {
+        PyObject *note = PyList_GetItemRef(notes, i);
+        const char *text = note != NULL && PyUnicode_Check(note) ? PyUnicode_AsUTF8(note) : NULL;
+        if (text != NULL)
+            found = strncmp(text, "in module ", 10) == 0;
+        else
+            PyErr_Clear(); /* no text, a lone surrogate, or the list has become shorter */
+        Py_XDECREF(note);
     }
-    return false;
+    return found;
 }
 
 /* The pending exception, no longer pending: a new reference. */
@@ -107,9 +111,10 @@ raise_again(PyObject *error)
 /* One note (PEP 678; a plain attribute, so 3.10 has it too) saying in which module the pending exception arose.
  * Whatever goes wrong here is dropped: the exception matters more than the note. */
 static void
-note_path(const Node *self)
+note_path(Node *self)
 {
     PyObject *error = take_raised(), *notes = NULL, *note = NULL;
+    PyObject *path = qr_hold((PyObject *)self, &self->path);
 
     notes = PyObject_GetAttrString(error, "__notes__");
     if (notes == NULL) {
@@ -120,8 +125,8 @@ note_path(const Node *self)
     }
     if (!PyList_Check(notes) || noted(notes))
         goto done;
-    if (self->path != NULL && PyUnicode_Check(self->path) && PyUnicode_GET_LENGTH(self->path) > 0)
-        note = PyUnicode_FromFormat("in module %U (%.200s)", self->path, Py_TYPE(self)->tp_name);
+    if (path != NULL && PyUnicode_Check(path) && PyUnicode_GET_LENGTH(path) > 0)
+        note = PyUnicode_FromFormat("in module %U (%.200s)", path, Py_TYPE(self)->tp_name);
     else
         note = PyUnicode_FromFormat("in module %.200s", Py_TYPE(self)->tp_name);
     if (note != NULL)
@@ -129,6 +134,7 @@ note_path(const Node *self)
 done:
     Py_XDECREF(note);
     Py_XDECREF(notes);
+    Py_XDECREF(path);
     raise_again(error); /* steals; replaces whatever failed above */
 }
 
@@ -137,8 +143,9 @@ node_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kw
 {
     Node *self = (Node *)op;
     const qr_state *state = self->state;
-    const bool hooked = filled(self->table[FORWARD_HOOKS]) || filled(self->table[FORWARD_PRE_HOOKS]) ||
-                        filled(state->global_forward_hooks) || filled(state->global_forward_pre_hooks);
+    const bool hooked = filled(self, FORWARD_HOOKS) || filled(self, FORWARD_PRE_HOOKS) ||
+                        PyDict_GET_SIZE(state->global_forward_hooks) > 0 ||
+                        PyDict_GET_SIZE(state->global_forward_pre_hooks) > 0;
     PyObject *result = NULL;
 
     /* A module that is its own forward would go round in C, where no frame is counted. */
@@ -206,7 +213,7 @@ node_init(PyObject *op, PyObject *args, PyObject *kwargs)
         PyObject *table = i < REGISTRIES ? PyDict_New() : NULL;
         if (table == NULL && i < REGISTRIES)
             return -1;
-        Py_XSETREF(self->table[i], table);
+        qr_put(op, &self->table[i], table);
     }
     return 0;
 }
@@ -251,7 +258,6 @@ static PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Node, vectorcall), READONLY, NULL},
     {"__dictoffset__", T_PYSSIZET, offsetof(Node, dict), READONLY, NULL},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Node, weakrefs), READONLY, NULL},
-    {"_path", T_OBJECT, offsetof(Node, path), 0, "Name in the tree that was named last; None before."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -30,8 +30,9 @@ typedef struct Node {
 
 extern PyGetSetDef qr_node_getset[];
 
-/* dict[name] as a new reference, NULL where there is none (or no dict); 0, or -1 with an exception set. */
-int qr_node_find(PyObject *dict, PyObject *name, PyObject **found);
+/* Of the dict in a field of the node: dict[name] as a new reference, NULL where there is none (or no dict); 0, or -1 with
+ * an exception set. */
+int qr_node_find(Node *self, PyObject *const *dict, PyObject *name, PyObject **found);
 PyObject *qr_node_getattro(PyObject *self, PyObject *name);
 int qr_node_setattro(PyObject *self, PyObject *name, PyObject *value);
 

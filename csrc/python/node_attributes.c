@@ -55,15 +55,15 @@ check_name(PyObject *name)
 }
 
 int
-qr_node_find(PyObject *dict, PyObject *name, PyObject **found)
+qr_node_find(Node *self, PyObject *const *field, PyObject *name, PyObject **found)
 {
+    PyObject *dict = qr_hold((PyObject *)self, field); /* comparing keys may run code, which may drop the dict */
     *found = NULL;
     if (dict == NULL)
         return 0;
-    Py_INCREF(dict); /* comparing with a key that is no string runs its code, which may drop the dict */
-    *found = Py_XNewRef(PyDict_GetItemWithError(dict, name));
+    const int rc = PyDict_GetItemRef(dict, name, found);
     Py_DECREF(dict);
-    return *found == NULL && PyErr_Occurred() ? -1 : 0;
+    return rc < 0 ? -1 : 0;
 }
 
 PyObject *
@@ -79,54 +79,79 @@ qr_node_getattro(PyObject *op, PyObject *name)
      * not pay for an exception. The order is the ordinary one: class, instance, then what is registered. */
     if (_PyType_Lookup(Py_TYPE(op), name) != NULL)
         return PyObject_GenericGetAttr(op, name);
-    if (qr_node_find(self->dict, name, &found) < 0)
+    if (qr_node_find(self, &self->dict, name, &found) < 0)
         return NULL;
     for (int i = 0; i < REGISTRIES && found == NULL; i++)
-        if (qr_node_find(self->table[i], name, &found) < 0)
+        if (qr_node_find(self, &self->table[i], name, &found) < 0)
             return NULL;
     return found != NULL ? found : raise_no_attribute(self, name);
 }
 
-/* Imported when first needed: this type exists before qwenref.parameter can be imported. Borrowed. */
+/* Imported when first needed: this type exists before qwenref.parameter can be imported. Borrowed: it stays. */
 static PyTypeObject *
 parameter_type(qr_state *state)
 {
-    if (state->parameter == NULL) {
+    PyObject *type = __atomic_load_n(&state->parameter, __ATOMIC_ACQUIRE), *none = NULL;
+    if (type == NULL) {
         PyObject *module = PyImport_ImportModule("qwenref.parameter");
         if (module == NULL)
             return NULL;
-        state->parameter = PyObject_GetAttrString(module, "Parameter");
+        type = PyObject_GetAttrString(module, "Parameter");
         Py_DECREF(module);
+        if (type != NULL &&
+            !__atomic_compare_exchange_n(&state->parameter, &none, type, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+            Py_DECREF(type); /* another thread was first */
+            type = none;
+        }
     }
-    return (PyTypeObject *)state->parameter;
+    return (PyTypeObject *)type;
 }
 
 /* 1 if `name` is registered there, 0 if not, -1 with an exception set. */
 static int
-registered(const Node *self, int registry, PyObject *name)
+registered(Node *self, int registry, PyObject *name)
 {
-    return self->table[registry] != NULL ? PyDict_Contains(self->table[registry], name) : 0;
+    PyObject *table = qr_hold((PyObject *)self, &self->table[registry]);
+    const int found = table != NULL ? PyDict_Contains(table, name) : 0;
+    Py_XDECREF(table);
+    return found;
 }
 
+/* 1 if the name was in the dict of that field and has been taken out, 0 if not, -1 with an exception set. */
 static int
-forget(PyObject *dict, PyObject *name)
+forget(Node *self, PyObject *const *field, PyObject *name)
 {
-    if (dict == NULL)
-        return 0;
-    const int found = PyDict_Contains(dict, name);
-    return found > 0 ? PyDict_DelItem(dict, name) : found;
+    PyObject *dict = qr_hold((PyObject *)self, field);
+    int found = dict != NULL ? PyDict_Contains(dict, name) : 0;
+    if (found > 0 && PyDict_DelItem(dict, name) < 0) {
+        found = PyErr_ExceptionMatches(PyExc_KeyError) ? 0 : -1; /* another thread was first */
+        if (found == 0)
+            PyErr_Clear();
+    }
+    Py_XDECREF(dict);
+    return found;
+}
+
+/* The same for the set of buffers that are not saved. */
+static int
+forget_buffer(Node *self, PyObject *name)
+{
+    PyObject *set = qr_hold((PyObject *)self, &self->table[NON_PERSISTENT]);
+    const int found = set != NULL ? PySet_Discard(set, name) : 0;
+    Py_XDECREF(set);
+    return found;
 }
 
 /* A name means one thing: whatever else it meant goes. */
 static int
 forget_elsewhere(Node *self, int registry, PyObject *name)
 {
-    if (forget(self->dict, name) < 0)
+    if (forget(self, &self->dict, name) < 0)
         return -1;
     for (int i = 0; i < REGISTRIES; i++)
-        if (i != registry && forget(self->table[i], name) < 0)
+        if (i != registry && forget(self, &self->table[i], name) < 0)
             return -1;
-    return self->table[NON_PERSISTENT] != NULL && PySet_Discard(self->table[NON_PERSISTENT], name) < 0 ? -1 : 0;
+    return forget_buffer(self, name) < 0 ? -1 : 0;
 }
 
 static int
@@ -137,6 +162,16 @@ raise_before_init(int registry)
                  "    do       call super().__init__() first in the __init__ of your class",
                  registry == PARAMETERS ? "parameters" : what[registry]);
     return -1;
+}
+
+/* 0, or -1 with an exception set. */
+static int
+put_into(Node *self, int registry, PyObject *name, PyObject *value)
+{
+    PyObject *table = qr_hold((PyObject *)self, &self->table[registry]);
+    const int rc = table != NULL ? PyDict_SetItem(table, name, value) : raise_before_init(registry);
+    Py_XDECREF(table);
+    return rc;
 }
 
 static int
@@ -150,21 +185,18 @@ set_registered(Node *self, int registry, PyObject *name, PyObject *value, bool f
                                             : "");
         return -1;
     }
-    return PyDict_SetItem(self->table[registry], name, value);
+    return put_into(self, registry, name, value);
 }
 
 static int
 node_delattr(Node *self, PyObject *name)
 {
     for (int i = 0; i < REGISTRIES; i++) {
-        const int found = registered(self, i, name);
-        if (found < 0)
+        const int found = forget(self, &self->table[i], name);
+        if (found < 0 || (found > 0 && i == BUFFERS && forget_buffer(self, name) < 0))
             return -1;
-        if (found == 0)
-            continue;
-        if (i == BUFFERS && self->table[NON_PERSISTENT] != NULL && PySet_Discard(self->table[NON_PERSISTENT], name) < 0)
-            return -1;
-        return PyDict_DelItem(self->table[i], name);
+        if (found > 0)
+            return 0;
     }
     return PyObject_GenericSetAttr((PyObject *)self, name, NULL);
 }
@@ -201,7 +233,7 @@ qr_node_setattro(PyObject *op, PyObject *name, PyObject *value)
             return raise_before_init(MODULES);
         if (forget_elsewhere(self, MODULES, name) < 0)
             return -1;
-        return PyDict_SetItem(self->table[MODULES], name, value);
+        return put_into(self, MODULES, name, value);
     }
     if ((found = registered(self, MODULES, name)) != 0)
         return found < 0 ? -1 : set_registered(self, MODULES, name, value, false, "Module");
@@ -228,19 +260,24 @@ table_get(PyObject *op, void *closure)
     Node *self = (Node *)op;
     const int index = (int)(intptr_t)closure;
 
-    if (self->table[index] == NULL && index < REGISTRIES) {
+    PyObject *table = qr_hold(op, &self->table[index]), *absent = NULL;
+
+    if (table == NULL && index < REGISTRIES) {
         PyErr_Format(PyExc_AttributeError, "'%.200s' has no %ss before Module.__init__() call", Py_TYPE(op)->tp_name,
                      what[index]);
         return NULL;
     }
-    if (self->table[index] == NULL) {
-        PyObject *table = new_table(self, index);
-        if (self->table[index] == NULL)
-            self->table[index] = table;
-        else /* a collection ran meanwhile, and in it someone who asked for the same */
-            Py_XDECREF(table);
-    }
-    return Py_XNewRef(self->table[index]);
+    if (table != NULL)
+        return table;
+    table = new_table(self, index);
+    if (table == NULL)
+        return NULL;
+    Py_INCREF(table);
+    if (__atomic_compare_exchange_n(&self->table[index], &absent, table, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return table;
+    Py_DECREF(table); /* somebody asked for the same meanwhile: another thread, or a collection in this one */
+    Py_DECREF(table);
+    return qr_hold(op, &self->table[index]);
 }
 
 static int
@@ -256,7 +293,23 @@ table_set(PyObject *op, PyObject *value, void *closure)
         PyErr_Format(PyExc_TypeError, "the table has to be a %.200s", type->tp_name);
         return -1;
     }
-    Py_XSETREF(self->table[index], Py_NewRef(value));
+    qr_put(op, &self->table[index], Py_NewRef(value));
+    return 0;
+}
+
+static PyObject *
+path_get(PyObject *op, void *unused)
+{
+    PyObject *path = qr_hold(op, &((Node *)op)->path);
+    (void)unused;
+    return path != NULL ? path : Py_NewRef(Py_None);
+}
+
+static int
+path_set(PyObject *op, PyObject *value, void *unused)
+{
+    (void)unused;
+    qr_put(op, &((Node *)op)->path, Py_XNewRef(value));
     return 0;
 }
 
@@ -267,6 +320,7 @@ table_set(PyObject *op, PyObject *value, void *closure)
 
 PyGetSetDef qr_node_getset[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {"_path", path_get, path_set, "Name in the tree that was named last; None before.", NULL},
     TABLE("_parameters", PARAMETERS),
     TABLE("_buffers", BUFFERS),
     TABLE("_modules", MODULES),

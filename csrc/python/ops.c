@@ -25,7 +25,7 @@ qr_op_text(const qr_op_object *op)
 static void
 run(qr_op_call *c)
 {
-    const qr_op *op = qr_ops(c->state->level)[c->op->index];
+    const qr_op *op = qr_ops(qr_level_of(c->state))[c->op->index];
     int64_t touched = 0;
 
     for (int i = 0; i < c->op->signature.arrays && touched < KEEP_GIL_BELOW; i++)
@@ -91,15 +91,16 @@ op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kw
 
     if (PyContextVar_Get(op_state(op)->numerics, NULL, &profile) < 0)
         return NULL;
-    if (profile != Py_None) /* a dict: numerics.py sets nothing else */
-        other = Py_XNewRef(PyDict_GetItemWithError(profile, op->name));
+    const int rc = profile != Py_None /* a dict: numerics.py sets nothing else */
+                       ? PyDict_GetItemRef(profile, op->name, &other)
+                       : 0;
     Py_DECREF(profile);
     if (other != NULL) {
         PyObject *result = PyObject_Vectorcall(other, args, nargsf, kwnames);
         Py_DECREF(other);
         return result;
     }
-    if (PyErr_Occurred())
+    if (rc < 0)
         return NULL;
     return call_compiled(op, args, PyVectorcall_NARGS(nargsf), kwnames);
 }

@@ -13,6 +13,8 @@
 #endif
 #include <numpy/arrayobject.h>
 
+#include "compat.h"
+
 #include "../core/op.h"
 #include "../core/pool.h"
 #include "../qr.h"
@@ -34,12 +36,18 @@ typedef struct qr_state {
     PyObject *global_forward_hooks, *global_forward_pre_hooks; /* hook tables of the process */
     PyObject *buffer_handler;                                  /* capsule: NumPy's data handler of large results */
     int bf16_typenum;
-    qr_level level;
+    qr_level level; /* read and written atomically, like `parameter` */
     qr_pool *pool;
     struct qr_buffers *buffers; /* borrowed from buffer_handler */
 } qr_state;
 
 extern PyModuleDef qr_module;
+
+static inline qr_level
+qr_level_of(const qr_state *state)
+{
+    return __atomic_load_n(&state->level, __ATOMIC_RELAXED);
+}
 
 /* State of the module that made `type` or one of its bases; NULL with an exception set if there is none. */
 qr_state *qr_state_of(PyTypeObject *type);

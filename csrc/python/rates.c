@@ -91,7 +91,7 @@ arithmetic_rate(PyObject *module, PyObject *args)
     const int threads = qr_pool_size(pool);
     const char *kind = NULL;
     long long steps = 200000;
-    arithmetic a = {.level = state->level};
+    arithmetic a = {.level = qr_level_of(state)};
     int64_t done = 0;
 
     if (!PyArg_ParseTuple(args, "s|L:arithmetic_rate", &kind, &steps))
