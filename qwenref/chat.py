@@ -7,6 +7,8 @@ from qwenref.answers import compared
 from qwenref.errors import CapabilityMissing, InputError, QwenrefError, QwenrefWarning, compose
 from qwenref.generate import generate, render
 from qwenref.generation import Generation
+from qwenref.processing import conversation, placeholders
+from qwenref.processing.prompt import PicturePrompt, fill, prepare
 from qwenref.rendering import Rendered
 
 
@@ -20,10 +22,11 @@ class Reply(Generation):
                  template refuses them
     """
 
-    def __init__(self, out, tokenizer, prompt, messages, tools=None, enable_thinking=None):
+    def __init__(self, out, model, prompt, messages, tools=None, enable_thinking=None, processing=None):
         super().__init__(out.rows, out.steps, True)
         self.prompt, self.tools, self.enable_thinking = prompt, tools, enable_thinking
-        self._tokenizer, self._asked = tokenizer, messages
+        self._tokenizer, self._asked, self._processing = model.tokenizer, messages, processing
+        self._processor = model.processor if isinstance(prompt, PicturePrompt) else None
 
     @functools.cached_property
     def answer(self):
@@ -36,6 +39,8 @@ class Reply(Generation):
     @functools.cached_property
     def round_trip(self):
         again = render(self._tokenizer, self.messages, self.tools, False, self.enable_thinking)
+        if isinstance(self.prompt, PicturePrompt):
+            again = fill(again, self.prompt.prepared, self._processor, self._processing)
         return compared(self.ids, again.ids, self.answer)
 
     def to_dict(self):
@@ -51,7 +56,7 @@ class Reply(Generation):
             "tool_calls": [call._asdict() for call in self.answer.tool_calls],
             "problems": list(self.answer.problems),
             "round_trip": self._way_back(),
-        }
+        } | (self.prompt.prepared.to_dict() if isinstance(self.prompt, PicturePrompt) else {})
 
     def _way_back(self):
         try:
@@ -60,40 +65,57 @@ class Reply(Generation):
             return {"same": False, "at": None, "error": str(error)}
 
 
-def chat(model, messages, tools=None, enable_thinking=None, after=None, **options):
+def chat(
+    model,
+    messages,
+    tools=None,
+    enable_thinking=None,
+    after=None,
+    images=None,
+    videos=None,
+    processing=None,
+    **options,
+):
     """Answer a conversation: the checkpoint's template, then `generate` with the given options; a `Reply`.
 
-    messages, tools, enable_thinking   as for `render`
+    messages, tools, enable_thinking, images, videos, processing   as for `render`; `out.messages` keeps the pictures
     after   a `Reply`: `messages` are then the new ones alone, and the prompt is all ids of that reply with those of
             the new messages behind them.  Nothing is rendered again, so the model sees what it wrote.  A `cache` is
-            the one that reply was made with; what it holds is not run again.  `tools` and `enable_thinking` are those
-            of the reply where they are None.
+            the one that reply was made with; what it holds is not run again, nor its pictures handed over again.
+            `tools` and `enable_thinking` are those of the reply where they are None.
 
     Without `after`, a QwenrefWarning says when the ids of the answer change as it is rendered as history: the next
     prompt is then not what the model has seen, and a cache does not hold it.  `out.round_trip` shows where.
     """
-    tokenizer = model.tokenizer
+    messages = conversation.attached(messages, images, videos)
     if after is None:
-        prompt = render(model, messages, tools=tools, enable_thinking=enable_thinking)
-        fed = prompt.ids
+        prompt, held = render(model, messages, tools, None, enable_thinking, processing=processing), 0
     else:
-        tools, enable_thinking, messages, prompt = _behind(after, tokenizer, messages, tools, enable_thinking)
-        fed = prompt.ids[_held(options.get("cache"), after) :]
-    for name in ("image_token_id", "video_token_id"):
-        if getattr(model.config, name, None) in prompt.ids:
-            raise CapabilityMissing(
-                compose(
-                    "chat: the conversation holds pictures or videos",
-                    found=f"{tokenizer.token_text(getattr(model.config, name))} in the prompt",
-                    expected="text only in this version",
-                )
-            )
-    out = generate(model, fed, **options)
+        tools, enable_thinking, messages, prompt = _behind(after, model, messages, tools, enable_thinking, processing)
+        held = _held(options.get("cache"), after)
+    out = generate(model, prompt.ids[held:], **_pictures(model, prompt, held), **options)
     out.rows[0].prompt_ids = list(prompt.ids)
-    reply = Reply(out, tokenizer, prompt, messages, tools, enable_thinking)
+    reply = Reply(out, model, prompt, messages, tools, enable_thinking, processing)
     if after is None:
         _warn_of_changes(reply)
     return reply
+
+
+def _pictures(model, prompt, held):
+    """{name: array} of the pictures that begin behind the first `held` ids of a prompt."""
+    ids = {kind: getattr(model.config, f"{kind}_token_id", None) for kind in conversation.KINDS}
+    if isinstance(prompt, PicturePrompt):
+        return prompt.prepared.behind({kind: prompt.ids[:held].count(id) for kind, id in ids.items()}).inputs
+    for kind, id in ids.items():
+        if id in prompt.ids:
+            raise InputError(
+                compose(
+                    f"chat: a place for {kind}s and no {kind}",
+                    found=f"{prompt.ids.count(id)} x {model.tokenizer.token_text(id)} in the prompt",
+                    expected=f'parts {{"type": "{kind}", "{kind}": ...}} in the messages, or {kind}s=[...]',
+                )
+            )
+    return {}
 
 
 def _warn_of_changes(reply):
@@ -111,7 +133,7 @@ def _warn_of_changes(reply):
 # Going on by ids
 
 
-def _behind(after, tokenizer, messages, tools, enable_thinking):
+def _behind(after, model, messages, tools, enable_thinking, processing):
     """(tools, enable_thinking, all messages, prompt) of new messages behind a reply."""
     if not isinstance(after, Reply):
         raise InputError(
@@ -121,11 +143,18 @@ def _behind(after, tokenizer, messages, tools, enable_thinking):
     enable_thinking = after.enable_thinking if enable_thinking is None else enable_thinking
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InputError(compose("chat: no new messages", found=repr(messages)[:80], expected="a list of messages"))
-    every = [*after.messages, *messages]
-    ids = after.ids + tokenizer.encode(
-        _turn_behind(after, render(tokenizer, every, tools, True, enable_thinking), tokenizer), add_special_tokens=False
-    )
-    return tools, enable_thinking, every, Rendered(tokenizer.decode(ids), ids)
+    every, tokenizer = [*after.messages, *messages], model.tokenizer
+    text = _turn_behind(after, render(tokenizer, every, tools, True, enable_thinking), tokenizer)
+    prepared = prepare(model, messages, processing)
+    if prepared is not None:
+        form = (processing or {}).get("video_marks", "plain")
+        text = placeholders.applied(text, model.processor.edits(text, prepared, form))
+    ids = after.ids + tokenizer.encode(text, add_special_tokens=False)
+    if isinstance(after.prompt, PicturePrompt):
+        prepared = after.prompt.prepared if prepared is None else after.prompt.prepared + prepared
+    whole = tokenizer.decode(ids)
+    prompt = Rendered(whole, ids) if prepared is None else PicturePrompt(whole, ids, prepared=prepared)
+    return tools, enable_thinking, every, prompt
 
 
 def _turn_behind(after, rendered, tokenizer):

@@ -128,13 +128,36 @@ def generate(
     return Generation(rows, steps, single)
 
 
-def render(model, messages, tools=None, add_generation_prompt=None, enable_thinking=None, **variables):
+def render(
+    model,
+    messages,
+    tools=None,
+    add_generation_prompt=None,
+    enable_thinking=None,
+    images=None,
+    videos=None,
+    processing=None,
+    **variables,
+):
     """The exact prompt of a conversation: `text, ids = render(...)`, with more in the `Rendered` it is.
 
     `model` is a model or a Tokenizer; for the options see `ChatTemplate.render`.
+
+    images, videos   pictures for the parts of the messages, in order; where these have none, they are put in front of
+                the last message of a user.  None: those the parts hold ({"type": "image", "image": ...}).  With a
+                model, they are made ready, and the prompt is a `PicturePrompt`: placeholders filled, `.prepared`, and
+                `.inputs` for `model.generate(prompt.ids, **prompt.inputs)`.  With a Tokenizer, or where no part says
+                what it shows, placeholders stay as the template writes them.
+    processing  {option: value} for the `Processor`, such as {"native_fps": 2}
     """
+    from qwenref.processing import conversation, prompt
+
+    tokenizer = getattr(model, "tokenizer", model)
     options = {"add_generation_prompt": add_generation_prompt, "enable_thinking": enable_thinking, **variables}
-    return rendering.render(getattr(model, "tokenizer", model), messages, tools, **options)
+    messages = conversation.attached(messages, images, videos)
+    rendered = rendering.render(tokenizer, messages, tools, **options)
+    prepared = prompt.prepare(model, messages, processing) if model is not tokenizer else None
+    return rendered if prepared is None else prompt.fill(rendered, prepared, model.processor, processing)
 
 
 # Choosing

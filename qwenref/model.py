@@ -78,7 +78,7 @@ class LanguageModel(OpensSteps, Module):
                 raise CapabilityMissing(
                     compose("processor: this model was not opened from a folder", do="use from_pretrained(...)")
                 )
-            self._files["processor"] = Processor(self.path, self.tokenizer)
+            self._files["processor"] = Processor(self.path, lambda: self.tokenizer)
         return self._files["processor"]
 
     def tie_weights(self):

@@ -76,9 +76,9 @@ def test_chat_is_render_and_generate(model):
     assert off.ids[:-1] == model.tokenizer.encode(SUM["prompt"] + "\n</think>\n\n")
 
 
-def test_a_conversation_with_a_picture_is_refused_before_it_runs(model):
-    content = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is this?"}]
-    with pytest.raises(errors.CapabilityMissing, match="pictures"):
+def test_a_conversation_with_a_place_for_a_picture_and_none_is_refused_before_it_runs(model):
+    content = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+    with pytest.raises(errors.InputError, match="a place for images and no image"):
         model.chat([{"role": "user", "content": content}])
 
 

@@ -11,7 +11,7 @@ from qwenref.errors import CapabilityMissing, CheckpointError, InputError, Qwenr
 from qwenref.processing import placeholders, settings
 from qwenref.processing.geometry import UNKNOWN_RATE, group_times, image_size, sampled_frames, video_size
 from qwenref.processing.images import open_picture, pillow
-from qwenref.processing.prepared import Item, Prepared
+from qwenref.processing.prepared import RESAMPLING, Item, Prepared
 from qwenref.processing.videos import open_clip
 
 _EARLIER_FACTOR = 28  # sides of pictures made for earlier models of the family are multiples of this
@@ -27,12 +27,12 @@ class Processor:
     likewise).  A video is an array [T, H, W, 3], a list of images of one size, or a file.
     """
 
-    def __init__(self, folder, tokenizer=None):
+    def __init__(self, folder, open_tokenizer=None):
         from qwenref.loading import as_config
 
         self.folder = Path(folder)
         self._config = as_config(self.folder)
-        self._tokenizer = tokenizer
+        self._open_tokenizer = open_tokenizer
         if getattr(self._config, "vision_config", None) is None:
             raise CapabilityMissing(
                 compose(f"{self.folder}: a model without vision", found="no vision_config in config.json")
@@ -49,13 +49,14 @@ class Processor:
         """`Settings` for videos."""
         return settings.read(self.folder, "video", self._config.vision_config)
 
-    @property
+    @functools.cached_property
     def tokenizer(self):
-        if self._tokenizer is None:
-            from qwenref.tokenizer import Tokenizer
+        """Tokenizer of the folder."""
+        if self._open_tokenizer is not None:
+            return self._open_tokenizer()
+        from qwenref.tokenizer import Tokenizer
 
-            self._tokenizer = Tokenizer(self.folder)
-        return self._tokenizer
+        return Tokenizer(self.folder)
 
     @functools.cached_property
     def marks(self):
@@ -125,7 +126,7 @@ class Processor:
             ]
             items += [item for item, _ in made]
             pixels["video"] = _joined([values for _, values in made])
-        prepared = Prepared(items, pixels, self)
+        prepared = Prepared(items, pixels)
         if text is not None:
             prepared.text = placeholders.applied(text, self.edits(text, prepared, video_marks))
             prepared.ids = self.tokenizer.encode(prepared.text)
@@ -133,13 +134,9 @@ class Processor:
 
     def edits(self, text, prepared, video_marks="plain"):
         """What fills the placeholders of a text: list of `placeholders.Edit`."""
-        return placeholders.edits(text, prepared.items, self.marks, video_marks)
+        return placeholders.edits(text, prepared, self.marks, video_marks)
 
     # What it does, in words
-
-    resampling = (
-        "resized by Pillow's bicubic filter; torchvision's differs by at most 2 of 255 on smooth pictures, 32 on noise"
-    )
 
     def resize_difference(self, image):
         """Largest difference, of 255, between the image resized by Pillow and by torch (what torchvision uses).
@@ -179,7 +176,7 @@ class Processor:
             if rules.assumed:
                 said = ", ".join(f"{key} {value}" for key, value in rules.assumed.items())
                 lines.append(f"          not in the file, as usual in this family: {said}")
-        return "\n".join([*lines, f"  {self.resampling}"])
+        return "\n".join([*lines, f"  {RESAMPLING}"])
 
     def __repr__(self):
         return self.describe()

@@ -1,4 +1,4 @@
-"""The pictures a conversation holds: found in its messages, or put where its newest question begins."""
+"""The pictures a conversation holds: found in its messages, or put into them."""
 
 from collections.abc import Mapping
 
@@ -7,28 +7,75 @@ from qwenref.errors import InputError, compose
 KINDS = ("image", "video")
 
 
-def parts(messages):
-    """[(kind, source or None)] of every picture in a conversation, in the order templates write them.
+def sources(messages):
+    """{"image": [...], "video": [...]}: what each picture of a conversation comes from, None where its part says not.
 
-    A part is {"type": "image"} with the picture under "image" or "image_url" (there also as {"url": ...}), or the same
-    with "video".
+    A part of a content is {"type": "image", "image": source}, or with "image_url" (there also as {"url": source}), or
+    the same with "video".  Anything that is no such conversation holds none.
     """
-    found = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else getattr(message, "content", None)
-        for part in content if isinstance(content, (list, tuple)) else ():
-            if isinstance(part, Mapping):
-                kind = _kind(part)
-                if kind is not None:
-                    found.append((kind, _source(part, kind)))
+    found = {kind: [] for kind in KINDS}
+    for _, _, part, kind in _parts(messages):
+        found[kind].append(_source(part, kind))
     return found
 
 
-def _kind(part):
-    for kind in KINDS:
-        if part.get("type") in (kind, f"{kind}_url") or kind in part or f"{kind}_url" in part:
-            return kind
-    return None
+def attached(messages, images=None, videos=None):
+    """The conversation with these pictures in its parts, one for each in order, in place of what they hold.
+
+    Where it has no part for a picture at all, parts are put in front of its last user message.
+    """
+    given = {"image": _listed(images), "video": _listed(videos)}
+    given = {kind: entries for kind, entries in given.items() if entries is not None}
+    if not any(given.values()) or not isinstance(messages, (list, tuple)):
+        return messages
+    held = sources(messages)
+    if not any(held.values()):
+        return _in_front(messages, given)
+    for kind, entries in given.items():
+        if len(entries) != len(held[kind]):
+            raise InputError(
+                compose(
+                    f"{len(entries)} {kind}{'s' * (len(entries) != 1)} for {len(held[kind])} "
+                    f"part{'s' * (len(held[kind]) != 1)} of the messages",
+                    expected=f'one for each {{"type": "{kind}"}}, or messages without any',
+                )
+            )
+    queues, changed = {kind: list(entries) for kind, entries in given.items()}, list(messages)
+    for at, number, part, kind in _parts(messages):
+        if kind in queues:
+            content = list(changed[at]["content"])
+            rest = {key: value for key, value in part.items() if key not in (kind, f"{kind}_url")}
+            content[number] = {**rest, "type": kind, kind: queues[kind].pop(0)}
+            changed[at] = {**changed[at], "content": content}
+    return changed
+
+
+def _listed(given):
+    return None if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _in_front(messages, given):
+    parts = [{"type": kind, kind: entry} for kind, entries in given.items() for entry in entries]
+    users = [
+        at for at, message in enumerate(messages) if isinstance(message, Mapping) and message.get("role") == "user"
+    ]
+    if not users:
+        raise InputError(compose("messages: pictures, and no message of a user", expected="one to put them in"))
+    message = messages[users[-1]]
+    content = message.get("content")
+    content = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    return [*messages[: users[-1]], {**message, "content": parts + content}, *messages[users[-1] + 1 :]]
+
+
+def _parts(messages):
+    """(message, number of the part, part, kind) of every picture, in the order templates write them."""
+    for at, message in enumerate(messages if isinstance(messages, (list, tuple)) else ()):
+        content = message.get("content") if isinstance(message, Mapping) else getattr(message, "content", None)
+        for number, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
+            for kind in KINDS if isinstance(part, Mapping) else ():
+                if part.get("type") in (kind, f"{kind}_url") or kind in part or f"{kind}_url" in part:
+                    yield at, number, part, kind
+                    break
 
 
 def _source(part, kind):
@@ -37,43 +84,3 @@ def _source(part, kind):
         if source is not None:
             return source.get("url") if isinstance(source, Mapping) else source
     return None
-
-
-def sources(messages, images, videos):
-    """{"images": list or None, "videos": ...}: those handed over, or else those the messages hold.
-
-    None for a kind whose places hold nothing: they stay as the template writes them.
-    """
-    held = parts(messages)
-    result = {}
-    for kind, given in zip(KINDS, (images, videos), strict=True):
-        own = [source for of, source in held if of == kind]
-        missing = [at for at, source in enumerate(own) if source is None]
-        if given is None and missing and len(missing) < len(own):
-            raise InputError(
-                compose(
-                    f"messages: {kind} {missing[0]} of {len(own)} holds nothing",
-                    expected=f'a picture under "{kind}" in every part, or all of them as {kind}s=[...]',
-                )
-            )
-        result[f"{kind}s"] = given if given is not None else None if missing or not own else own
-    return result
-
-
-def with_places(messages, images, videos):
-    """The conversation with a part for each picture in front of its last user message, where it has no part at all."""
-    wanted = [{"type": kind} for kind, given in zip(KINDS, (images, videos), strict=True) for _ in given or ()]
-    if not wanted or parts(messages):
-        return messages
-    users = [
-        at for at, message in enumerate(messages) if isinstance(message, Mapping) and message.get("role") == "user"
-    ]
-    if not users:
-        raise InputError(
-            compose("messages: pictures, and no message of a user", expected='a part {"type": "image"} for each')
-        )
-    message = messages[users[-1]]
-    content = message.get("content")
-    content = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-    changed = {**message, "content": wanted + content}
-    return [*messages[: users[-1]], changed, *messages[users[-1] + 1 :]]

@@ -34,8 +34,8 @@ def count(text, marks):
     return text.count(marks.image), text.count(marks.video)
 
 
-def edits(text, items, marks, form="plain"):
-    """The `Edit`s that fill a text's placeholders with the `items` of each kind, in order.
+def edits(text, prepared, marks, form="plain"):
+    """The `Edit`s that fill a text's placeholders with the `Prepared` pictures of each kind, in order.
 
     A video is written as one pair of marks per frame group, behind its time; the pair that stands around its
     placeholder is left out ("plain") or kept ("nested", as transformers' processor does).
@@ -44,7 +44,7 @@ def edits(text, items, marks, form="plain"):
     if form not in FORMS:
         raise InputError(compose(f"video_marks: {form!r}", expected=" or ".join(map(repr, FORMS))))
     kinds = {marks.image: "image", marks.video: "video"}
-    queues = {kind: [item for item in items if item.kind == kind] for kind in kinds.values()}
+    queues = {kind: prepared.of(kind) for kind in kinds.values()}
     _refuse_other_counts(text, queues, marks)
     found = []
     for match in re.finditer("|".join(map(re.escape, kinds)), text):

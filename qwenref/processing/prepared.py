@@ -6,6 +6,10 @@ import numpy as np
 
 NAMES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
 
+RESAMPLING = (
+    "resized by Pillow's bicubic filter; torchvision's differs by at most 2 of 255 on smooth pictures, 32 on noise"
+)
+
 
 class Item(NamedTuple):
     """What became of one picture.
@@ -44,11 +48,10 @@ class Prepared:
     text, ids                           the prompt with its placeholders filled, where one was given
     """
 
-    def __init__(self, items, pixels, processor, text=None, ids=None):
-        self.items, self.text, self.ids = items, text, ids
-        self._processor = processor
+    def __init__(self, items, pixels, text=None, ids=None):
+        self.items, self.text, self.ids = list(items), text, ids
         for kind, (values, grids) in NAMES.items():
-            mine = [item.grid for item in items if item.kind == kind]
+            mine = [item.grid for item in self.of(kind)]
             setattr(self, values, pixels.get(kind))
             setattr(self, grids, np.array(mine, np.int64) if mine else None)
 
@@ -62,6 +65,36 @@ class Prepared:
     def nbytes(self):
         return sum(array.nbytes for array in self.inputs.values())
 
+    def of(self, kind):
+        """The items of one kind, in order."""
+        return [item for item in self.items if item.kind == kind]
+
+    def __add__(self, other):
+        """The pictures of both, those of `other` behind; numbered anew, without a prompt."""
+        items, pixels = [], {}
+        for kind, (values, _) in NAMES.items():
+            mine = self.of(kind) + other.of(kind)
+            items += [item._replace(index=at) for at, item in enumerate(mine)]
+            arrays = [array for array in (getattr(self, values), getattr(other, values)) if array is not None]
+            if arrays:
+                pixels[kind] = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        return Prepared(items, pixels)
+
+    def behind(self, tokens):
+        """The pictures that begin behind {kind: number of placeholders}, as where a cache holds those before."""
+        items, pixels = [], {}
+        for kind, (values, _) in NAMES.items():
+            mine, first, gone = self.of(kind), 0, 0
+            for item in mine:
+                if first >= tokens.get(kind, 0):
+                    break
+                first, gone = first + item.tokens, gone + 1
+            rows = sum(int(np.prod(item.grid)) for item in mine[:gone])
+            if gone < len(mine):
+                items += [item._replace(index=at) for at, item in enumerate(mine[gone:])]
+                pixels[kind] = getattr(self, values)[rows:]
+        return Prepared(items, pixels)
+
     def to_dict(self):
         """The facts of each item, as JSON has them."""
         return {"items": [item._asdict() for item in self.items]}
@@ -69,7 +102,7 @@ class Prepared:
     def __repr__(self):
         counts = []
         for kind in NAMES:
-            mine = [item for item in self.items if item.kind == kind]
+            mine = self.of(kind)
             if mine:
                 tokens = sum(item.tokens for item in mine)
                 counts.append(f"{len(mine)} {kind}{'s' * (len(mine) != 1)}, {tokens:,} tokens")
@@ -83,7 +116,7 @@ class Prepared:
         for at, item in enumerate(self.items):
             if item.kind == "video":
                 lines[at] += f"\n{' ' * widths[0]}  {_frames(item)}"
-        return "\n".join([repr(self), *(line.rstrip() for line in lines), self._processor.resampling])
+        return "\n".join([repr(self), *(line.rstrip() for line in lines), RESAMPLING])
 
     __str__ = describe
 
