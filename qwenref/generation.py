@@ -6,6 +6,7 @@ from qwenref.answers import opens_thinking, parse
 from qwenref.errors import CapabilityMissing, compose
 from qwenref.plain import plain
 from qwenref.text_display import Tokens, generation_html, harmless, row_html, shown_as_html
+from qwenref.ties import two_largest, undecided
 
 
 class Generation:
@@ -18,6 +19,7 @@ class Generation:
     logprobs         `Logprobs` when asked for, else None
     masked           int64 [n]: logit rows that could not be drawn, because no token belongs to them
     masked_mass      the largest probability the model gave them at any token; a right model gives them next to none
+    margins          float64 [new]: how far apart the two largest logits were, before any penalty or cut
 
     From a 2-D input every field but `steps` is a list with one entry per row, and `rows` are the rows alone.
     """
@@ -35,6 +37,16 @@ class Generation:
     logprobs = property(lambda self: self._field("logprobs"))
     masked = property(lambda self: self._field("masked"))
     masked_mass = property(lambda self: self._field("masked_mass"))
+    margins = property(lambda self: self._field("margins"))
+
+    def undecided(self, dtype="bfloat16"):
+        """int64 [n], ascending: the new tokens whose `margins` are below one unit in the last place of `dtype`.
+
+        A greedy program with logits of that type may take either id there and be as right: where it parts from these
+        ids, look for the first step that is not among these.  InputError for what is no floating-point type.
+        """
+        values = [row.undecided(dtype) for row in self.rows]
+        return values[0] if self._single else values
 
     def parse(self, tools=None):
         """The `Answer` in each text: thinking, content and tool calls; `tools` as the prompt listed them."""
@@ -69,6 +81,7 @@ class Row:
         self.masked, self.masked_mass = np.empty(0, np.int64), 0.0
         self.recorder = recorder
         self.finish = None
+        self._largest = []  # the two largest logits of each step
         self.tokenizer, self._stop = tokenizer, stop
         self._logits = [np.empty((0, vocab), np.float32)] if vocab else None
         self._text = None if tokenizer is None else _Text(tokenizer, stop.texts, streamer)
@@ -89,6 +102,13 @@ class Row:
     def logprobs(self):
         return None if self.recorder is None else self.recorder.result(self.tokenizer)
 
+    @property
+    def margins(self):
+        return np.array([first - second for first, second in self._largest], np.float64)
+
+    def undecided(self, dtype="bfloat16"):
+        return undecided(self._largest, dtype)
+
     def parse(self, tools=None):
         """The `Answer` in the new text, read with its special tokens; see `qwenref.parse`."""
         if self.tokenizer is None:
@@ -101,6 +121,7 @@ class Row:
     def take(self, id, logits, distribution):
         """One more id, and what it was drawn from; sets `finish` when it ends the text."""
         self.new_ids.append(id)
+        self._largest.append(two_largest(logits))
         if distribution is not None:
             self.masked = distribution.masked
             self.masked_mass = max(self.masked_mass, distribution.masked_mass)
@@ -123,13 +144,17 @@ class Row:
             self._text.flush()
 
     def headline(self):
-        """How much there is and why it ended; a second line where logit rows were masked."""
+        """How much there is and why it ended; more lines where logit rows were masked or the largest logits equal."""
         tokens = f"{len(self.new_ids):,} new token" + ("" if len(self.new_ids) == 1 else "s")
         head = f"{tokens} after {len(self.prompt_ids):,} · ended by {self.finish}"
         if len(self.masked):
             head += (
                 f"\n{len(self.masked):,} logit rows without a token masked, {self.masked_mass:.2g} of the probability"
             )
+        ties = np.flatnonzero(self.margins == 0)
+        if len(ties):
+            more = f", … {len(ties) - 5:,} more" if len(ties) > 5 else ""
+            head += f"\nthe two largest logits are equal at new token {', '.join(map(str, ties[:5]))}{more}"
         return head
 
     def lines(self, limit=16):
