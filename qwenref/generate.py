@@ -4,6 +4,7 @@ Knows nothing of how logits come about, nor of how the text is kept (`generation
 """
 
 import warnings
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,9 @@ from qwenref.errors import CapabilityMissing, InputError, QwenrefWarning, ShapeE
 from qwenref.generation import Generation, Row
 from qwenref.inputs import check_text, checked_ids, checked_mask
 from qwenref.logprobs import Recorder, checked_options
-from qwenref.numerics import unless_chosen
+from qwenref.numerics import active, unless_chosen
 from qwenref.pictures import PromptPictures
+from qwenref.progress import Progress
 from qwenref.rendering import Rendered  # noqa: F401 - what `render` returns
 from qwenref.sampling import generator, pick, refuse_non_finite
 from qwenref.step import check_cache
@@ -24,6 +26,7 @@ from qwenref.tokenizer import find_stop_ids
 
 _GUARD = "qwenref.check_finite(model) names the first value that is not finite, and what made it"
 PROMPT_LOGITS = 2**22  # how many logits of a prompt are held at a time while it is scored
+PREFILL_WINDOW = 2048  # tokens of a prompt that are fed in one call
 
 
 def generate(
@@ -46,6 +49,8 @@ def generate(
     pixel_values_videos=None,
     video_grid_thw=None,
     mm_token_type_ids=None,
+    prefill_window=None,
+    progress=None,
 ):
     """Continue `input_ids` ([T], or [B, T] with pads on the left and `attention_mask`) by up to `max_new_tokens`.
 
@@ -65,6 +70,11 @@ def generate(
     pixel_values ... mm_token_type_ids   pictures as the model takes them.  The prompt has to meet all of them, and all
                that the cache waits for.  A placeholder id that is generated is text.
     streamer   called with each piece of text, whole characters only; or an object with `put(text)` and `end()`.
+    prefill_window   a longer prompt is fed in calls of so many tokens, so that its activations need no more memory than
+               those of a window; 0 feeds it in one call.  None is 2,048 where the profile in force gives a prompt in
+               pieces the bits of the whole, else 0.
+    progress   None shows a line on a terminal or in a notebook if it takes seconds; False shows nothing; or a function
+               of (done, total, what).
     """
     ids = checked_ids(input_ids, model.config.text_config.vocab_size)
     single = np.ndim(input_ids) == 1
@@ -91,6 +101,8 @@ def generate(
     kind, k = checked_options(return_logprobs, top_logprobs, prompt_logprobs, vocab)
     choose = _chooser(model, sampler, tokenizer, vocab, kind)
     keys = _row_keys(seed, row_keys, B)
+    window = _window(prefill_window, model)
+    told = Progress(progress)
     _warn_of_a_short_memory(sampler, cache)
     rows = []
     for b in range(B):
@@ -98,17 +110,27 @@ def generate(
         recorder = Recorder(kind, k, prompt, prompt_logprobs) if kind else None
         rows.append(Row(prompt, tokenizer, stop, streamer, vocab if return_logits else None, recorder))
     steps, logits = 0, None
+    fed = fed_mask = None  # what the last step chose, [B, 1], and the rows that go on
     try:
-        if prompt_logprobs:
-            steps, logits = _scored_prompt(model, ids, mask, cache, rows, pictures)
-        fed, fed_mask, brought = ids, mask, pictures.arguments
+        if prompt_logprobs:  # all logits of a piece at a time
+            window = min(window or T, max(1, PROMPT_LOGITS // (B * vocab)))
+        if prompt_logprobs or max_new_tokens:
+            for part in _parts(T, window):
+                told.at(part.start, T, "prefill")
+                kept, keep = mask[:, part], 0 if prompt_logprobs else 1
+                logits = _call(model, ids[:, part], kept, cache, keep, pictures.of(part))
+                steps += 1
+                if prompt_logprobs:
+                    for b, row in enumerate(rows):
+                        row.recorder.score(logits[b, kept[b]])
+            logits = logits[:, -1]
         for step in range(max_new_tokens):
             if all(row.finish for row in rows):
                 break
+            told.at(step, max_new_tokens, "decode")
             if logits is None:
-                fed_mask = None if fed_mask.all() else fed_mask
-                out = model(fed, attention_mask=fed_mask, cache=cache, logits_to_keep=1, **brought)
-                logits, brought, steps = out.logits[:, -1], {}, steps + 1
+                logits = _call(model, fed, fed_mask, cache, 1)[:, -1]
+                steps += 1
             fed = np.zeros((B, 1), np.int64)
             for b, row in enumerate(rows):
                 if row.finish is None:
@@ -116,13 +138,14 @@ def generate(
                     refuse_non_finite(logits[b], where, after, _GUARD)
                     fed[b], distribution = choose(logits[b], row, (seed, keys[b], int(cache.length[b])))
                     row.take(int(fed[b, 0]), logits[b], distribution)
-            logits, brought = None, {}
+            logits = None
             _end_full_rows(model, cache, rows)
             # A row that has ended is fed pads: they leave its part of the cache as it is.
             fed_mask = np.array([[row.finish is None] for row in rows])
         for row in rows:
             row.end("max_new_tokens")
     finally:
+        told.end()
         if hasattr(streamer, "end"):
             streamer.end()
     return Generation(rows, steps, single)
@@ -208,19 +231,16 @@ def _chooser(model, sampler, tokenizer, vocab, kind):
     return asked
 
 
-def _scored_prompt(model, ids, mask, cache, rows, pictures):
-    """Feed the prompt in pieces, so that its logits need little memory; (calls, logits [B, vocab] after its end)."""
-    B, T = ids.shape
-    piece = max(1, PROMPT_LOGITS // (B * model.config.text_config.vocab_size))
-    begins = range(0, T, piece)
-    for begin in begins:
-        part = slice(begin, begin + piece)
-        kept = mask[:, part]
-        kept_mask = None if kept.all() else kept
-        logits = model(ids[:, part], attention_mask=kept_mask, cache=cache, **pictures.of(part)).logits
-        for b, row in enumerate(rows):
-            row.recorder.score(logits[b, kept[b]])
-    return len(begins), logits[:, -1]
+def _parts(tokens, window):
+    """Slices of so many columns; of all of them where `window` is 0."""
+    window = window or tokens
+    return [slice(begin, min(begin + window, tokens)) for begin in range(0, tokens, window)]
+
+
+def _call(model, ids, mask, cache, keep, brought=MappingProxyType({})):
+    """Logits [B, n, vocab] of the last `keep` of these tokens, 0 all, which the cache holds then."""
+    mask = None if mask.all() else mask
+    return model(ids, attention_mask=mask, cache=cache, logits_to_keep=keep, **brought).logits
 
 
 def _end_full_rows(model, cache, rows):
@@ -294,6 +314,17 @@ def _check_streamer(streamer, rows):
         )
     if rows > 1:
         raise InputError(compose("generate: a streamer takes one row", found=f"{rows} rows"))
+
+
+def _window(wanted, model):
+    """Tokens of a prompt to feed in one call; 0 for all."""
+    if wanted is None:
+        with unless_chosen(model.numerics):
+            return PREFILL_WINDOW if active().splits_freely else 0
+    window = as_whole(wanted)
+    if window is None or window < 0:
+        raise InputError(compose(f"generate: prefill_window {wanted!r}", expected="an integer, 0 or more, or None"))
+    return window
 
 
 def _row_keys(seed, keys, B):

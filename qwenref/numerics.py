@@ -40,6 +40,11 @@ class Profile(dict):
         return self.choices["delta"] == "recurrent"
 
     @property
+    def splits_freely(self):
+        """Whether a prompt in several calls has the bits of one call."""
+        return self.in_pieces and self.dtype == np.float32 and "state" not in self._stores
+
+    @property
     def rounds_stored(self):
         """Whether `stored` changes anything."""
         return bool(self._stores)
