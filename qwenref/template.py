@@ -198,16 +198,27 @@ class ChatTemplate:
         place = "chat template" if at is None else f"chat template, messages[{at}]"
         words = str(error) or type(error).__name__
         found = None if at is None else f"role {messages[at]['role']!r}, keys {', '.join(sorted(messages[at]))}"
+        do = f"change the conversation, or read {self.where}"
+        if at is not None and _has_written_arguments(messages[at]):
+            do = f"json.loads the arguments of its tool calls, which are text; or read {self.where}"
         wrapped = TemplateError(
             compose(
                 f"{place}: {words}",
                 found=found,
                 expected="what this template takes",
-                do=f"change the conversation, or read {self.where}",
+                do=do,
             )
         )
         wrapped.message_index = at
         return wrapped
+
+
+def _has_written_arguments(message):
+    """Whether a message has tool calls as services give them, with JSON text where most templates want an object."""
+    calls = message.get("tool_calls")
+    calls = calls if isinstance(calls, (list, tuple)) else ()
+    functions = [call.get("function", call) for call in calls if isinstance(call, dict)]
+    return any(isinstance(function, dict) and isinstance(function.get("arguments"), str) for function in functions)
 
 
 def _cannot_continue(at, why, found):

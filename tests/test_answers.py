@@ -304,7 +304,7 @@ ASK = [{"role": "user", "content": "What is the weather in Dova?"}]
         (call("plan", count="5.0"), False, "in the answer"),
     ],
 )
-def test_a_changed_id_on_the_way_back_is_shown(model, text, enable_thinking, where):
+def test_F6_a_changed_id_on_the_way_back_is_shown(model, text, enable_thinking, where):
     ids = model.tokenizer.encode(text + "<|im_end|>")
     with pytest.warns(errors.QwenrefWarning, match=where) as caught:
         found = round_trip(model, ASK, ids, TOOLS, enable_thinking)

@@ -85,7 +85,7 @@ def test_a_conversation_with_a_place_for_a_picture_and_none_is_refused_before_it
 # Ending
 
 
-def test_any_stop_id_of_the_checkpoint_ends_the_text(model):
+def test_F4_any_stop_id_of_the_checkpoint_ends_the_text(model):
     assert model.generate(STORY["prompt_ids"]).finish == "stop token <|endoftext|> 1254"
     assert model.generate(SUM["prompt_ids"]).finish == "stop token <|im_end|> 1256"
 
@@ -366,7 +366,7 @@ def test_temperature_0_is_greedy(model):
     assert out.new_ids == STORY["output_ids"][:20]
 
 
-def test_logit_rows_without_a_token_are_never_drawn_and_reported(tmp_path):
+def test_F3_logit_rows_without_a_token_are_never_drawn_and_reported(tmp_path):
     """The embedded model without some tokens it never says, so that their rows are as the padding of larger ones."""
     rows = list(range(1275, 1280))
     for file in Path(qwenref.__file__).with_name("tiny").iterdir():

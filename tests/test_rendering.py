@@ -133,13 +133,13 @@ def test_a_prompt_unpacks_compares_and_pickles_as_text_and_ids(tiny):
         (False, False, "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
     ],
 )
-def test_the_tail_and_the_thinking_switch_are_told_as_they_came_out(tiny, choice, thinks, tail):
+def test_F7_the_tail_and_the_thinking_switch_are_told_as_they_came_out(tiny, choice, thinks, tail):
     rendered = qwenref.render(tiny, [user("Hi /no_think")], enable_thinking=choice)
     assert rendered.enable_thinking is thinks and rendered.tail == tail
     assert ("thinking on" if thinks else "thinking off") in repr(rendered)
 
 
-def test_a_switch_that_changes_nothing_is_told_as_none(tiny):
+def test_F7_a_switch_that_changes_nothing_is_told_as_none(tiny):
     rendered = qwenref.render(tiny, [user("Hi")], add_generation_prompt=False, enable_thinking=True)
     assert rendered.enable_thinking is None and rendered.tail == ""
     off = "{{ 'on' if enable_thinking is defined and enable_thinking else 'off' }}"
@@ -191,7 +191,7 @@ def test_a_difference_names_character_token_blank_and_message(tiny):
     assert "messages[0] content" in str(found)
 
 
-def test_history_that_changes_between_turns_is_shown_where_it_parts(tiny):
+def test_F5_history_that_changes_between_turns_is_shown_where_it_parts(tiny):
     first = [user("a"), assistant("b", reasoning_content="because")]
     before = qwenref.render(tiny, first, add_generation_prompt=False)
     after = qwenref.render(tiny, [*first, user("c")], add_generation_prompt=False)

@@ -240,7 +240,7 @@ def shares(*probs):
         ("vllm", {"top_k": 1}, [2.0, 2.0], [0.5, 0.5]),
     ],
 )
-def test_the_orders_by_hand(order, options, logits, expected):
+def test_F11_T14_the_orders_by_hand(order, options, logits, expected):
     found = Sampler(order=order, **options).distribution(logits if expected is None else np.array(logits))
     expected = np.exp(logits) / np.exp(logits).sum() if expected is None else expected
     np.testing.assert_allclose(found.probs, expected, rtol=1e-12)
@@ -256,7 +256,7 @@ def test_the_orders_by_hand(order, options, logits, expected):
         ("sglang", [2, -2, (2 - 0.5 - 2 * 0.25) / 2, (2 - 0.75) / 2, 0]),
     ],
 )
-def test_what_a_penalty_counts(order, expected):
+def test_F10_what_a_penalty_counts(order, expected):
     options = {} if order == "hf" else {"presence_penalty": 0.5, "frequency_penalty": 0.25}
     options |= {"penalty_last_n": 5} if order == "llama.cpp" else {}
     sampler = Sampler(order=order, repetition_penalty=2.0, **options)

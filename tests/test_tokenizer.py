@@ -182,7 +182,7 @@ def test_cutting_and_padding_left_in_the_file_do_nothing(folder):
 # Stop ids
 
 
-def test_stop_ids_come_from_three_files_and_their_disagreement_is_recorded(tiny, folder):
+def test_F4_stop_ids_come_from_three_files_and_their_disagreement_is_recorded(tiny, folder):
     assert tiny.stop.ids == (1256, 1254)
     assert tiny.stop.sources == {"generation_config": (1256, 1254), "config": (1254,), "tokenizer_config": (1256,)}
     assert not tiny.stop.agree
@@ -270,7 +270,7 @@ def test_the_functions_of_templates_do_what_transformers_gives(folder, witness, 
     assert Tokenizer(folder).render(messages, add_generation_prompt=False, **variables) == expected
 
 
-def test_a_refusal_of_the_template_names_the_message(tiny):
+def test_F9_a_refusal_of_the_template_names_the_message(tiny):
     messages = [user("a"), assistant("b"), {"role": "system", "content": "late"}, user("c")]
     with pytest.raises(TemplateError, match="messages\\[2\\]: a system message can only come first") as caught:
         tiny.render(messages)

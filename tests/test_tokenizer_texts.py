@@ -10,11 +10,25 @@ from text_samples import texts
 
 import qwenref
 from qwenref import hub
-from qwenref.errors import InputError
+from qwenref.errors import DTypeError, InputError
+from qwenref.rendering import Rendered
 from qwenref.tokenizer import Tokenizer
 from qwenref.tokenizer_facts import PATTERNS, PROBES
 
 TEXTS = texts()
+HINDI, THAI = "नमस्ते दुनिया", "ภาษาไทยที่นี่"
+CODE = """def mean(values):
+    \"""Average of the values.\"""
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+class Table:
+    def __init__(self, rows):
+        self.rows = rows
+"""
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +101,40 @@ def test_the_published_vocabulary_gives_the_ids_of_transformers_and_of_tiktoken(
         assert real.decode(ids) == streamed(real, ids) == own.decode(ids) == unicodedata.normalize("NFC", text)
 
 
-def test_the_older_regex_gives_other_ids_over_the_published_vocabulary(real, tmp_path):
+def test_F1_T13_the_older_regex_gives_other_ids_over_the_published_vocabulary(real, tmp_path):
     shutil.copytree(real.folder, tmp_path / "older")
 
     def older(data):
         data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = PATTERNS["Qwen2 to Qwen3"]
 
-    compared = qwenref.compare_tokenizers(real, changed(tmp_path / "older", older))
+    old = Tokenizer(changed(tmp_path / "older", older))
+    assert real.encode(HINDI) == [58069, 84237, 150104, 153348, 184642, 235886]
+    assert old.encode(HINDI) == [58069, 84237, 75681, 196965, 33228, 148799, 70184, 58069, 153503, 23121]
+    assert (real.encode(THAI), old.encode(THAI)) == ([229936, 161300], [229936, 34694, 45596, 19571, 45596])
+    assert "the regex is that of Qwen2 to Qwen3, not of Qwen3.5" in str(old.report())
+    compared = qwenref.compare_tokenizers(real, old)
     assert set(compared.differences) == {"regex"} and not compared.same
     assert {"combining marks", "tone marks"} <= {text.name for text in compared.texts}
     assert "(Qwen2 to Qwen3)" in str(compared)
+
+
+def test_F2_a_fallback_regex_makes_more_ids_of_code_and_is_named_before_anything_else(real, tmp_path):
+    shutil.copytree(real.folder, tmp_path / "fallback")
+
+    def fallback(data):
+        data["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+
+    other = Tokenizer(changed(tmp_path / "fallback", fallback))
+    assert (len(real.encode(CODE)), len(other.encode(CODE))) == (61, 65)
+    compared = qwenref.compare_tokenizers(real, other, texts={"mine": CODE})
+    assert list(compared.differences)[0] == "regex" and "(GPT-2)" in compared.differences["regex"]
+    assert any(text.name == "mine" for text in compared.texts)
+    prompts = [Rendered(CODE, tokenizer.encode(CODE), tokenizer=tokenizer) for tokenizer in (real, other)]
+    parted = qwenref.first_difference(*prompts)
+    assert parted.char is None and parted.token is not None and parted.a_token != parted.b_token
+    assert "the texts are equal, the ids are not" in str(parted)
+    with pytest.raises(DTypeError, match="input_ids"):  # no text goes into a model, so no tokenizer is assumed
+        qwenref.from_pretrained("tiny").generate(CODE)
 
 
 def test_lone_surrogates_are_refused_wherever_they_stand(tiny):
