@@ -42,6 +42,20 @@ from qwenref.positions import rope_index
 from qwenref.sizes import cache_size, mixers, parameters
 from qwenref.text import Attention, DecoderLayer, GatedDeltaNet, TextModel
 from qwenref.trace import trace
+from qwenref.vision import (
+    GELU,
+    Conv3d,
+    GELUTanh,
+    LayerNorm,
+    PatchEmbed,
+    PatchMerger,
+    PositionTable,
+    VisionAttention,
+    VisionBlock,
+    VisionMLP,
+    VisionModel,
+    VisionRotaryEmbedding,
+)
 from qwenref.weights import to_torch_state_dict
 
 if TYPE_CHECKING:
@@ -112,6 +126,7 @@ def render(model, messages, **options):
 
 
 __all__ = [
+    "GELU",
     "MLP",
     "Answer",
     "Attention",
@@ -121,14 +136,17 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "Conv1d",
+    "Conv3d",
     "DTypeError",
     "DecoderLayer",
     "Embedding",
     "ForCausalLM",
     "ForConditionalGeneration",
+    "GELUTanh",
     "GatedDeltaNet",
     "HookError",
     "InputError",
+    "LayerNorm",
     "Lens",
     "Linear",
     "Model",
@@ -138,6 +156,9 @@ __all__ = [
     "ModuleList",
     "NonFiniteError",
     "Parameter",
+    "PatchEmbed",
+    "PatchMerger",
+    "PositionTable",
     "QwenrefError",
     "QwenrefWarning",
     "RMSNorm",
@@ -152,6 +173,11 @@ __all__ = [
     "TextModel",
     "UnknownName",
     "Unreachable",
+    "VisionAttention",
+    "VisionBlock",
+    "VisionMLP",
+    "VisionModel",
+    "VisionRotaryEmbedding",
     "__version__",
     "ablate",
     "cache_size",

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -39,7 +40,8 @@ class LoadReport:
     """What opening a checkpoint saw.
 
     `.path` · `.files` shard names · `.nbytes` on disk · `.dtypes` {dtype: tensors} · `.prefixes` {prefix: tensors} ·
-    `.tied` and `.tied_by` · `.leftovers` {part: {name: shape}} present but not part of this tree ·
+    `.tied` and `.tied_by` · `.leftovers` {part: {name: shape}} present but not part of this tree · `.without` parts the
+    config describes and the files lack, so that the tree is opened without them ·
     `.defaults` config keys that were absent · `.unknown` config keys nobody knows.
     """
 
@@ -60,6 +62,8 @@ class LoadReport:
         ]
         for part, names in self.leftovers.items():
             lines.append(f"  not used  {len(names):,} tensors of the {_SKIPPED_PARTS[part]} ({part}.*)")
+        for part in self.without:
+            lines.append(f"  without   {_SKIPPED_PARTS[part]}: the config describes one, no file has a tensor of it")
         if self.defaults:
             lines.append(f"  defaults  {_listed(self.defaults)}")
         if self.unknown:
@@ -122,10 +126,11 @@ def from_pretrained(name, *, revision=None, local_files_only=False, numerics="fp
 
     path = Path(resolve(name, revision=revision, local_files_only=local_files_only))
     config = read_config(path)
-    model = build(config)
+    model, checkpoint = build(config), _C.Checkpoint(path)
+    without = _leave_out_tower(model, checkpoint)
     model.path = path
     model.numerics = numerics
-    model.report = assign(model, _C.Checkpoint(path), path)
+    model.report = assign(model, checkpoint, path, without)
     return model
 
 
@@ -151,11 +156,23 @@ def from_config(config, *, seed=None, device=None, dtype=None, numerics="fp32"):
     return model
 
 
-def assign(model, checkpoint, path):
+def _leave_out_tower(model, checkpoint):
+    """("visual",) if the files hold the text model alone: savers of text models keep the whole config."""
+    if not _sees(model) or any(split_name(name)[1].startswith("visual.") for name in checkpoint):
+        return ()
+    del model.model.visual
+    return ("visual",)
+
+
+def _sees(model):
+    return getattr(model.model, "visual", None) is not None
+
+
+def assign(model, checkpoint, path, without=()):
     """Give every parameter of `model` its tensor; the report, or one error with everything that does not fit."""
     stored = {name: checkpoint.info(name) for name in checkpoint}
     faults = {}
-    found, prefixes, leftovers = _sort_out(stored, faults)
+    found, prefixes, leftovers = _sort_out(stored, faults, _sees(model))
     tied, tied_by = _tying(model.config, checkpoint, found, faults)
     if tied:
         model.tie_weights()
@@ -180,6 +197,7 @@ def assign(model, checkpoint, path):
         tied=tied,
         tied_by=tied_by,
         leftovers=leftovers,
+        without=without,
         defaults=tuple(model.config.defaults),
         unknown=tuple(model.config.unknown),
     )
@@ -199,8 +217,9 @@ def _pages(model, checkpoint, tensors):
     return WeightPages(checkpoint, layers, behind, before)
 
 
-def _sort_out(stored, faults):
+def _sort_out(stored, faults, sees):
     """(found, prefixes, leftovers) of what a checkpoint stores, by names without their prefix."""
+    parts = (*_TEXT_PARTS, "lm_head", *(("visual",) if sees else ()))
     found, prefixes, leftovers = {}, Counter(), {}
     first, doubled, strangers = {}, [], []
     for name, info in stored.items():
@@ -210,11 +229,11 @@ def _sort_out(stored, faults):
             doubled.append(f"{info.file}: {name}, and {stored[first[rest]].file}: {first[rest]}")
             continue
         first[rest] = name
-        if part in _SKIPPED_PARTS:
-            leftovers.setdefault(part, {})[name] = info.shape
-        elif part in (*_TEXT_PARTS, "lm_head"):
+        if part in parts:
             prefixes[prefix] += 1
             found[rest] = name
+        elif part in _SKIPPED_PARTS:
+            leftovers.setdefault(part, {})[name] = info.shape
         else:
             strangers.append(f"{info.file}: {name}: {info.dtype} {list(info.shape)}")
     faults |= {"found twice": doubled, "not part of this model": strangers}
@@ -287,9 +306,9 @@ def _match(model, stored, found, faults):
 
 
 def _layer(rest):
-    """What a name shares with all others of its layer: "layers.3"."""
-    parts = rest.split(".")
-    return ".".join(parts[:2]) if parts[0] == "layers" else ""
+    """What a name shares with all others of its layer: "layers.3", "visual.blocks.3"."""
+    layer = re.match(r"(layers|visual\.blocks)\.[^.]*", rest)
+    return layer[0] if layer else "visual" if rest.startswith("visual.") else ""
 
 
 def _raise_if_any(faults, path, checkpoint):
@@ -345,7 +364,7 @@ def _draw_one(name, shape, random):
     if name.endswith("dt_bias"):
         rate = np.exp(random.uniform(np.log(1e-3), np.log(5e-2), shape))
         return (rate + np.log(-np.expm1(-rate))).astype(np.float32)
-    if name.endswith("linear_attn.norm.weight"):
+    if name.endswith(("linear_attn.norm.weight", "norm1.weight", "norm2.weight", "merger.norm.weight")):
         return normal(0.2, 1.0)
     if name.endswith("norm.weight"):
         return normal(0.2)
@@ -353,6 +372,10 @@ def _draw_one(name, shape, random):
         return normal(0.5)
     if name.endswith("embed_tokens.weight"):
         return normal(1.0)
+    if name.endswith("pos_embed.weight"):
+        return normal(0.5)
+    if name.endswith("patch_embed.proj.weight"):
+        return normal(1 / np.sqrt(np.prod(shape[1:])))
     if name.endswith("bias"):
         return normal(0.02)
     return normal((3 if name.startswith("lm_head") else 1) / np.sqrt(shape[-1]))

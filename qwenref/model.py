@@ -14,6 +14,7 @@ from qwenref.outputs import ModelOutput
 from qwenref.pictures import Handed
 from qwenref.step import OpensSteps, Step
 from qwenref.text import TextModel
+from qwenref.vision import VisionModel
 
 
 class LanguageModel(OpensSteps, Module):
@@ -244,9 +245,13 @@ class Model(OpensSteps, Module):
         super().__init__()
         self.sizes = {"H": config.text_config.hidden_size}
         self.config = config
+        if config.vision_config is not None:
+            self.visual = VisionModel(config.vision_config, dtype)
         self.language_model = TextModel(config.text_config, dtype)
 
     def _absent(self, name):
+        if name == "visual":
+            return f"{type(self).__name__} has no visual: the checkpoint has no vision tower"
         return absent.from_stack(self, "language_model.", name)
 
     def forward(

@@ -30,7 +30,7 @@ def overview(model, name=None, contexts=None):
         "class": type(model).__name__,
         "model_type": model.config.get("model_type"),
         "parameters": {
-            "total": counts.total + counts.visual,
+            "total": counts.total + (counts.visual if "visual" in report.leftovers else 0),
             "text": counts.text,
             "vision": counts.visual,
             "mtp": counts.mtp,
@@ -179,7 +179,7 @@ def _vision_lines(facts):
     if words:
         yield (59, *words)
     if "visual" in unread:
-        yield (0, f"  vision is not loaded by this version: {unread['visual']:,} tensors on disk")
+        yield (0, f"  vision is no part of this model: {unread['visual']:,} tensors on disk are not used")
 
 
 def _tokenizer_lines(tokenizer):

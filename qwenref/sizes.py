@@ -113,16 +113,17 @@ class CountReport:
     """Parameters and bytes by part.
 
     `.embed`, `.mixers` {kind: n}, `.mlp`, `.norms`, `.lm_head` (0 when `.tied`), `.text` (all of these), `.visual`,
-    `.mtp`, `.total`, `.nbytes`.  Parts that are on disk but not part of the tree (`.visual`, `.mtp`) are counted apart
-    and not in `.total` unless they were loaded.
+    `.mtp`, `.total`, `.nbytes`.  What is on disk but not part of the tree (`.mtp`, `.visual` of a text-only model) is
+    counted apart and not in `.total`.
     """
 
     def __init__(self, counts, mixer_counts, nbytes, on_disk, tied):
         self.embed, self.mlp, self.norms, self.lm_head = (counts[k] for k in ("embed", "mlp", "norms", "lm_head"))
         self.mixers = dict(mixer_counts)
         self.text = self.embed + sum(self.mixers.values()) + self.mlp + self.norms + self.lm_head
-        self.visual, self.mtp = on_disk.get("visual", 0), on_disk.get("mtp", 0)
-        self.total, self.nbytes, self.tied = self.text, nbytes, tied
+        self.visual, self.mtp = counts["visual"] or on_disk.get("visual", 0), on_disk.get("mtp", 0)
+        self._sees = counts["visual"] > 0
+        self.total, self.nbytes, self.tied = self.text + counts["visual"], nbytes, tied
 
     def rows(self):
         """(part, parameters, remark) of every part: of the tree first, then what is on disk only."""
@@ -130,7 +131,8 @@ class CountReport:
         rows = [("embedding", self.embed, "")]
         rows += [(_KINDS[kind], n, "") for kind, n in self.mixers.items()]
         rows += [("mlp", self.mlp, ""), ("norms", self.norms, ""), ("lm_head", self.lm_head, tied)]
-        return rows + [(part, n, apart) for part, n in (("vision", self.visual), ("mtp", self.mtp)) if n]
+        rows += [("vision", self.visual, "" if self._sees else apart), ("mtp", self.mtp, apart)]
+        return [row for row in rows if row[1] or row[0] not in ("vision", "mtp")]
 
     @property
     def headline(self):
@@ -157,7 +159,7 @@ def _html(headline, rows):
 def parameters(source):
     """CountReport of a model, module, config, dict or path.  A tied head counts once, under the embedding.
 
-    Of a config only the tree is known: `.visual` and `.mtp` are then 0, and every parameter counts as bfloat16.
+    Of a config only the tree is known: `.mtp` is then 0, and every parameter counts as bfloat16.
     """
     model = source if hasattr(source, "named_parameters") else from_config(source, device="meta")
     counts, kinds, nbytes = Counter(), Counter(), 0
@@ -167,6 +169,8 @@ def parameters(source):
         parts = split_name(name)[1].split(".")
         if parts[0] == "embed_tokens":
             counts["embed"] += n
+        elif parts[0] == "visual":
+            counts["visual"] += n
         elif parts[0] == "lm_head":
             counts["lm_head"] += n
         elif "linear_attn" in parts:

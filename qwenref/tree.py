@@ -34,7 +34,8 @@ def mixer_names(config):
 
 def tree(module, depth=None, only=None):
     """Tree of `module` to `depth` levels; `only` is a pattern as captures take it (`layers.*.self_attn`, `**.mlp`):
-    what it names, and what leads there.
+    what it names, and what leads there.  In a whole model the vision tower is one line, unless `only` looks into it:
+    `model.model.visual.tree()` shows what is inside.
 
     Right columns: parameters and bytes as stored.  A line for a group of layers gives the total of the group, the lines
     inside it give one layer and say so.  A tied weight counts once, where it comes first.
@@ -48,6 +49,7 @@ class Tree:
     def __init__(self, module, depth=None, only=None):
         _check_options(module, depth, only)
         facts = _Facts(module)
+        facts.folded = only is None and hasattr(module, "text_model")
         self.footer = facts.footer()
         self.root = _node(facts, type(module).__name__, [("", module)], 0, depth, None, "", False)
         self.header = header(module, facts)
@@ -163,7 +165,7 @@ class _Facts:
     def __init__(self, module):
         self.module, self.edited = module, edited_parameters(module)
         self.own, self.tied, self.hooked, self.arrays = {}, {}, {}, []
-        self.totals, self.signatures = {}, {}
+        self.totals, self.signatures, self.folded = {}, {}, False
         first = {}
         for path, part in module.named_modules():
             count = nbytes = 0
@@ -242,7 +244,9 @@ def _node(facts, label, members, level, depth, config, kind, each):
     node.total = facts.total(facts.module)[1]
     node.each, node.tied = each, facts.tied.get(first)
     node.edited = any(id(p) in facts.edited for p in first._parameters.values())
-    if depth is None or depth > level:
+    if facts.folded and type(first).__name__ == "VisionModel":
+        node.detail += "".join(f", {what}" for what in ("hooked", "edited") if facts.inside(first, what))
+    elif depth is None or depth > level:
         for name, group, reason in _groups(facts, first):
             below = [(f"{path}.{key}" if path else key, module) for key, module in group]
             child = f"{name}: {type(group[0][1]).__name__}"
@@ -404,6 +408,8 @@ def _sites_line(module, facts):
 
 
 def _stack(layers, config):
+    if not all(hasattr(layer, "layer_type") for layer in layers):
+        return f"{len(layers)} blocks"
     kinds = Counter(layer.layer_type for layer in layers)
     return " + ".join(f"{n} {MIXER_NAMES[kind].removeprefix('Gated ')}" for kind, n in kinds.items())
 
@@ -445,6 +451,16 @@ _DETAILS = {
     "RMSNorm": lambda m, c: f"{m.weight.shape[0]:,}, 1 + w",
     "RMSNormGated": lambda m, c: f"{m.weight.shape[0]:,}, w, gated",
     "RotaryEmbedding": _rotary,
+    "VisionModel": lambda m, c: f"{len(m.blocks)} blocks, width {c.hidden_size:,}",
+    "PatchEmbed": lambda m, c: f"{c.in_channels} channels x {c.temporal_patch_size} x {c.patch_size} x {c.patch_size}",
+    "Conv3d": lambda m, c: f"{m.weight[0].size:,} -> {len(m.weight):,} + bias",
+    "PositionTable": lambda m, c: f"{m.side} x {m.side} x {m.weight.shape[1]:,}",
+    "VisionRotaryEmbedding": lambda m, c: f"theta {m.theta:g}, rows {m.width // 2}, columns {m.width // 2}",
+    "VisionBlock": lambda m, c: "both ways in a frame",
+    "VisionAttention": lambda m, c: f"{m.num_heads} heads x {m.head_dim}",
+    "VisionMLP": lambda m, c: "{1:,} -> {0:,} -> {1:,}".format(*m.linear_fc1.weight.shape),
+    "PatchMerger": lambda m, c: f"{c.spatial_merge_size} x {c.spatial_merge_size} -> 1, {c.out_hidden_size:,} wide",
+    "LayerNorm": lambda m, c: f"{m.weight.shape[0]:,}, w + b",
 }
 
 

@@ -77,13 +77,12 @@ def test_inspect_shows_the_answer_first_and_how_to_go_on_last():
     shown = run("inspect", "tiny")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.splitlines() == [
-        "Qwen3.5 · ForConditionalGeneration · tiny                        ok: every text tensor assigned once",
+        "Qwen3.5 · ForConditionalGeneration · tiny                          ok: every tensor assigned once",
         "parameters  2,626,760 + 312,064 MTP         on disk 5.878 MB bf16 + 12 fp32      tied embeddings: no",
         "  text 2,329,736 · vision 297,024 · embedding and lm_head 163,840 each",
         "mixers      6 Gated DeltaNet + 2 attention        full attention: 3 7",
         "cache       155.2 KiB fixed + 1 KiB per token     4,096 tokens 4.152 MiB",
         "vision      2 blocks, width 64, patch 16, merge 2          MTP: 1 block (not part of the forward)",
-        "  vision is not loaded by this version: 33 tensors on disk",
         "tokenizer   present, chat template present                 stop: <|im_end|> 1256 <|endoftext|> 1254",
         "  stop ids differ by file: generation_config 1256, 1254 · config 1254 · tokenizer_config 1256",
         "next        inspect … --tree · --tensors 'layers.0.*' · --cache 4096 32768 · qwenref generate …",
@@ -110,7 +109,7 @@ def published_27b():
     }
     text["rope_parameters"] = text["rope_parameters"] | {"rope_theta": 1e7, "mrope_section": [11, 11, 10]}
     vision = tiny["vision_config"] | {"depth": 27, "hidden_size": 1152, "out_hidden_size": 5120}
-    vision |= {"intermediate_size": 4304, "num_heads": 16}
+    vision |= {"intermediate_size": 4304, "num_heads": 16, "num_position_embeddings": 2304}
     model = qwenref.from_config(tiny | {"text_config": text, "vision_config": vision}, device="meta")
     model.report = LoadReport(
         path="",
@@ -119,7 +118,7 @@ def published_27b():
         tensors=0,
         dtypes={"bfloat16": 851},
         tied=False,
-        leftovers={"visual": {"all": (460_730_096,)}, "mtp": {"all": (424_699_392,)}},
+        leftovers={"mtp": {"all": (424_699_392,)}},
         unknown=(),
     )
     model.path = "nowhere"
@@ -151,6 +150,10 @@ def test_the_tree_of_the_27b_fits_a_page_and_counts_each_weight_once():
     lines = tree(published_27b()).splitlines()
     assert len(lines) <= 45 and max(map(len, lines)) <= 100
     for line in (
+        "ForConditionalGeneration · Qwen3.5                       27,356,728,560 parameters · 54.71 GB bf16",
+        "ForConditionalGeneration                                                  27.36 B   54.71 GB",
+        "├ model: Model                                                            26.09 B   52.17 GB",
+        "│ ├ visual: VisionModel                  27 blocks, width 1,152          460.73 M  921.46 MB",
         "│ └ language_model: TextModel            64 layers, width 5,120           25.62 B   51.25 GB",
         "│   ├ embed_tokens: Embedding            248,320 x 5,120                   1.27 B    2.54 GB",
         "│   ├ layers: ModuleList                 48 DeltaNet + 16 attention       24.35 B   48.71 GB",
@@ -172,7 +175,7 @@ def test_a_tied_head_counts_once_in_the_tree():
     model = qwenref.from_config(config, device="meta")
     lines = tree(model, depth=1).splitlines()
     assert lines[-1].endswith(" = embed_tokens.weight")
-    assert lines[5].split()[1:3] == lines[6].split()[3:5] == ["2.17", "M"]
+    assert lines[5].split()[1:3] == lines[6].split()[3:5] == ["2.46", "M"]
 
 
 def test_index_ranges_join_runs_and_leave_out_the_middle():

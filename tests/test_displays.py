@@ -88,8 +88,9 @@ def checked_page(shown, limit):
 
 
 TINY = """
-ForConditionalGeneration                                                   2.33 M    4.66 MB
-├ model: Model                                                             2.17 M    4.33 MB
+ForConditionalGeneration                                                   2.63 M    5.25 MB
+├ model: Model                                                             2.46 M    4.93 MB
+│ ├ visual: VisionModel                  2 blocks, width 64              297.02 k  594.05 kB
 │ └ language_model: TextModel            8 layers, width 128               2.17 M    4.33 MB
 │   ├ embed_tokens: Embedding            1,280 x 128                     163.84 k  327.68 kB
 │   ├ layers: ModuleList                 6 DeltaNet + 2 attention          2.00 M    4.00 MB
@@ -111,11 +112,11 @@ ForConditionalGeneration                                                   2.33 
 def test_the_tree_of_the_tiny_model(tiny):
     lines = tiny.tree(5).text().splitlines()
     assert lines[:3] == [
-        "ForConditionalGeneration · Qwen3.5                       2,329,736 parameters · 4.66 MB bf16 + fp32",
+        "ForConditionalGeneration · Qwen3.5                       2,626,760 parameters · 5.25 MB bf16 + fp32",
         "mixers   6 Gated DeltaNet + 2 attention (3 + 1, repeated 2 times)",
         "cache    155.2 KiB fixed + 1 KiB per token  (4,096 tokens 4.152 MiB)",
     ]
-    assert re.fullmatch(r"now      numerics fp32 · .* of 4\.66 MB resident · no hooks · no edits", lines[3])
+    assert re.fullmatch(r"now      numerics fp32 · .* of 5\.25 MB resident · no hooks · no edits", lines[3])
     assert lines[4:] == TINY.split("\n")
 
 
@@ -123,12 +124,28 @@ def test_the_tree_of_the_27b_is_one_page(large):
     lines = str(large.tree()).splitlines()
     assert len(lines) <= 45 and max(map(len, lines)) <= 100
     assert lines[:5] == [
-        "ForConditionalGeneration · Qwen3.5                       26,895,998,464 parameters · 53.79 GB bf16",
+        "ForConditionalGeneration · Qwen3.5                       27,356,728,560 parameters · 54.71 GB bf16",
         "mixers   48 Gated DeltaNet + 16 attention (3 + 1, repeated 16 times)",
         "cache    146.8 MiB fixed + 64 KiB per token  (4,096 tokens 402.8 MiB · 32,768 tokens 2.143 GiB)",
         "now      numerics fp32 · no data (meta) · no hooks · no edits",
         "",
     ]
+
+
+def test_a_tower_is_one_line_of_a_whole_model_and_says_what_is_hooked_inside(tiny):
+    assert not [line for line in tiny.tree().text().splitlines() if "blocks:" in line or "merger" in line]
+    inside = tiny.model.visual.tree().text()
+    for line in (
+        "├ patch_embed: PatchEmbed                3 channels x 2 x 16 x 16",
+        "├ pos_embed: PositionTable               16 x 16 x 64",
+        "│ └ 0-1: VisionBlock                     x 2 · both ways in a frame",
+        "│   ├ attn: VisionAttention              4 heads x 16",
+        "└ merger: PatchMerger                    2 x 2 -> 1, 128 wide",
+    ):
+        assert line in inside, line
+    assert "merger: PatchMerger" in tiny.tree(only="visual.merger").text()
+    with tiny.model.visual.blocks[1].attn.register_forward_hook(lambda *_: None):
+        assert "visual: VisionModel                  2 blocks, width 64, hooked" in tiny.tree().text()
 
 
 def test_layers_in_no_order_show_their_true_numbers(aperiodic):
@@ -199,7 +216,7 @@ def test_a_tied_weight_says_whose_it_is():
 def test_only_keeps_what_is_named_and_what_leads_there(tiny):
     lines = tiny.tree(only="layers.*.self_attn").text().splitlines()[5:]
     assert [line.strip("│├└ ").split(":")[0] for line in lines][:6] == [
-        "ForConditionalGeneration                                                   2.33 M    4.66 MB",
+        "ForConditionalGeneration                                                   2.63 M    5.25 MB",
         "model", "language_model", "layers", "3, 7", "self_attn",
     ]  # fmt: skip
     assert not any("mlp" in line or "lm_head" in line for line in lines)

@@ -7,8 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import maps_of, raw
-from folders import TEXT, composite, flagged, folder, named, weights
+from folders import MARKS, TEXT, composite, flagged, folder, named, weights
 from text_configs import CONFIGS, text_config
+from vision_configs import vision_config
 
 import qwenref
 from qwenref import _C, CapabilityMissing, CheckpointError, ConfigError, InputError
@@ -27,6 +28,10 @@ PREFIXES = [
     "model.model.model.",
     "",
 ]
+
+
+def text_in_root(text):
+    return {key: value for key, value in composite(text).items() if key != "vision_config"}
 
 
 def bits(model):
@@ -79,9 +84,9 @@ def test_every_parameter_is_assigned_once(tmp_path, arrays):
 def test_the_embedded_model_opens():
     model = qwenref.from_pretrained("tiny")
     assert type(model) is qwenref.ForConditionalGeneration and model.device == "cpu"
-    assert model.report.tensors == len(list(model.parameters())) == 109
-    assert model.report.dtypes == {"bfloat16": 97, "float32": 12}
-    assert {part: len(names) for part, names in model.report.leftovers.items()} == {"visual": 33, "mtp": 15}
+    assert model.report.tensors == len(list(model.parameters())) == 109 + 33
+    assert model.report.dtypes == {"bfloat16": 97 + 33, "float32": 12}
+    assert {part: len(names) for part, names in model.report.leftovers.items()} == {"mtp": 15}
     stored = _C.Checkpoint(model.path)
     assert len(stored) == 109 + 33 + 15
     for part, names in model.report.leftovers.items():
@@ -108,7 +113,7 @@ def test_other_float_dtypes_are_weights_too(tmp_path, arrays, dtype):
     assert bits(same) == bits(qwenref.from_pretrained(folder(tmp_path / "wide", TEXT, widened)))
 
 
-@pytest.mark.parametrize("wrap", [dict, composite], ids=["text only", "composite"])
+@pytest.mark.parametrize("wrap", [dict, text_in_root], ids=["text only", "composite without vision_config"])
 def test_what_is_left_over_is_listed(tmp_path, arrays, truth, wrap):
     extra = {
         "model.visual.blocks.0.attn.qkv.bias": np.zeros(9, np.float32),
@@ -125,6 +130,36 @@ def test_what_is_left_over_is_listed(tmp_path, arrays, truth, wrap):
     count = qwenref.parameters(model)
     assert (count.visual, count.mtp) == (17, 18)
     assert bits(model) == truth
+
+
+def test_a_config_that_sees_opens_without_a_tower_where_the_files_have_none(tmp_path, arrays, truth):
+    model = qwenref.from_pretrained(folder(tmp_path, composite(), named(arrays, "model.language_model.")))
+    assert model.report.without == ("visual",) and bits(model) == truth
+    assert "vision tower: the config describes one, no file has a tensor of it" in repr(model.report)
+    with pytest.raises(AttributeError, match="Model has no visual: the checkpoint has no vision tower"):
+        model.model.visual  # noqa: B018
+    pixels = np.zeros((4, 1536), np.float32)
+    with pytest.raises(qwenref.CapabilityMissing, match="without a tower"):
+        model([[MARKS["image_token_id"]]], pixel_values=pixels, image_grid_thw=[[1, 2, 2]])
+
+
+def test_a_tower_of_which_a_part_is_missing_is_refused(tmp_path, arrays):
+    extra = {"model.visual.pos_embed.weight": np.zeros((2304, 1152), np.float32)}
+    with pytest.raises(qwenref.CheckpointError, match="20 missing") as caught:
+        qwenref.from_pretrained(folder(tmp_path, composite(), named(arrays, "model.language_model.") | extra))
+    assert any("model.visual.merger.norm.weight: expected [1152]" in line for line in caught.value.faults["missing"])
+
+
+def test_D2_a_packed_position_table_is_refused(tmp_path, arrays):
+    """Quantised to four bits in 32, its rows would all but vanish where they are taken for numbers."""
+    model = qwenref.from_config(vision_config("lf"), seed=0)
+    model.save_pretrained(tmp_path)
+    tensors = {name: np.array(array) for name, array in _C.Checkpoint(tmp_path).items()}
+    name = "model.visual.pos_embed.weight"
+    for packed in (np.zeros((64, 4), np.uint32), np.zeros((64, 4), np.float32)):
+        _C.save_safetensors(tmp_path / "model.safetensors", tensors | {name: packed})
+        with pytest.raises(qwenref.CheckpointError, match=r"pos_embed.weight: found \[64, 4\], expected \[64, 32\]"):
+            qwenref.from_pretrained(tmp_path)
 
 
 # ---- views ------------------------------------------------------------------------------------------------------
@@ -328,6 +363,7 @@ def test_a_weight_depends_on_no_other():
     short = text_config("lf", delta=(2, 6), tie_word_embeddings=True)
     for config in (short, composite()):
         part = {split_name(n)[1]: p.tobytes() for n, p in qwenref.from_config(config, seed=3).named_parameters()}
+        part = {name: value for name, value in part.items() if not name.startswith("visual.")}
         assert part and part.items() <= whole.items()
     assert len(set(whole.values())) == len(whole)
 

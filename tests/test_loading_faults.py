@@ -180,7 +180,7 @@ def test_untied_without_a_head(tmp_path, stored, config, said):
 def test_two_vision_towers_are_one_too_many(tmp_path, stored):
     """A part nothing here runs is still saved again, so it has to be there once."""
     extra = dict.fromkeys(["visual.a.weight", "model.visual.a.weight"], np.zeros(2, np.float32))
-    error = refused(folder(tmp_path, composite(), stored | extra))
+    error = refused(folder(tmp_path, TEXT, stored | extra))
     assert list(error.faults) == ["found twice"] and len(error.faults["found twice"]) == 1
 
 

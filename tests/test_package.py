@@ -112,6 +112,9 @@ def test_a_thread_count_that_is_none_is_an_error_at_import(words):
     assert done.returncode != 0 and "abacus" in done.stderr
 
 
+SMALL = ("qwenref.layers", "qwenref.module", "qwenref.vision")
+
+
 def test_everything_public_says_what_it_does():
     """What `?` shows in a notebook.  The forward and extra_repr of the small layers are described by their class."""
     silent = [name for name in qwenref.__all__ if callable(part := getattr(qwenref, name)) and not part.__doc__]
@@ -123,7 +126,7 @@ def test_everything_public_says_what_it_does():
         for member in (m for m in dir(kind) if not m.startswith("_")):
             function = inspect.getattr_static(kind, member)
             function = function.fget if isinstance(function, property) else function
-            by_class = member in described and function.__module__ in ("qwenref.layers", "qwenref.module")
+            by_class = member in described and function.__module__ in SMALL
             if inspect.isfunction(function) and not function.__doc__ and not by_class:
                 silent.append(f"{name}.{member}")
     assert silent == []
