@@ -51,13 +51,35 @@ class Progress:
             self._line.show(f"{what} {done:,}/{total:,} {self._unit} · {speed} {self._unit[:3]}/s · {left:,.0f} s left")
 
 
-def _line():
+class Status:
+    """The same line, saying what is going on where no length is known.  A context manager: its end clears the line."""
+
+    def __init__(self, stream=None):
+        self._line, self._shown = _line(stream), float("-inf")
+
+    def __call__(self, what):
+        now = time.monotonic()
+        if self._line is not None and now - self._shown >= EVERY:
+            self._shown = now
+            self._line.show(what[:99])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        if self._line is not None:
+            self._line.clear()
+
+
+def _line(stream=None):
+    """Where a line can be shown, or None."""
     if os.environ.get("QWENREF_PROGRESS") == "0":
         return None
-    if "ipykernel" in sys.modules:
+    if stream is None and "ipykernel" in sys.modules:
         return _Cell()
+    stream = sys.stderr if stream is None else stream
     try:
-        return _Terminal(sys.stderr) if sys.stderr.isatty() else None
+        return _Terminal(stream) if stream.isatty() and os.environ.get("TERM") != "dumb" else None
     except (AttributeError, ValueError):  # no stream, or one that is closed
         return None
 

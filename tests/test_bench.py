@@ -21,9 +21,10 @@ from qwenref.bench.goals import Row
 from qwenref.bench.measure import bench
 from qwenref.bench.report import Report
 from qwenref.bench.svg import points
-from qwenref.bench.timing import Progress, fastest, ratio, turns
+from qwenref.bench.timing import fastest, ratio, turns
 from qwenref.cli import BAD_INPUT, FINE, main
 from qwenref.errors import CapabilityMissing, InputError
+from qwenref.progress import Status
 from qwenref.rates import Rates
 
 QUICK = {"rounds": 1, "prefill": 16, "tokens": 2}
@@ -259,13 +260,13 @@ def test_progress_is_for_terminals_and_leaves_no_trace(monkeypatch):
     monkeypatch.delenv("QWENREF_PROGRESS", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for stream, written in ((io.StringIO(), False), (Terminal(), True)):
-        with Progress(stream) as tell:
+        with Status(stream) as tell:
             tell("measuring")
             tell("at most five times a second")
         assert bool(stream.getvalue()) == written
     assert stream.getvalue().startswith("\rmeasuring") and stream.getvalue().endswith(" \r")
     monkeypatch.setenv("QWENREF_PROGRESS", "0")
-    with Progress(quiet := Terminal()) as tell:
+    with Status(quiet := Terminal()) as tell:
         tell("measuring")
     assert quiet.getvalue() == ""
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -17,6 +18,12 @@ PROMPT = np.arange(3, 3 + 70) % 1200
 @pytest.fixture(scope="module")
 def tiny():
     return qwenref.from_pretrained("tiny")
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
 
 
 class Terminal(io.StringIO):

@@ -15,8 +15,9 @@ from qwenref.bench.contenders import Ours, rivals
 from qwenref.bench.goals import GOALS, KEYS, Row
 from qwenref.bench.report import Report
 from qwenref.bench.shapes import random_folder
-from qwenref.bench.timing import Progress, fastest, ratio, seconds, turns
+from qwenref.bench.timing import fastest, ratio, seconds, turns
 from qwenref.errors import CapabilityMissing, InputError, compose
+from qwenref.progress import Status
 from qwenref.rates import rates
 
 SLOWING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
@@ -37,7 +38,7 @@ def bench(
     if threads is not None:
         _C.set_num_threads(threads)
     try:
-        with Progress() as tell, tempfile.TemporaryDirectory() as spare:
+        with Status() as tell, tempfile.TemporaryDirectory() as spare:
             return _Bench(model, shape, against, folder or spare, only, rounds, tokens, prefill, tell).run()
     finally:
         _C.set_num_threads(before)

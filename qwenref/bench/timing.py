@@ -1,7 +1,5 @@
 """Contenders take turns in one process, and what counts is the median of their ratios, turn by turn."""
 
-import os
-import sys
 import time
 from collections import namedtuple
 from statistics import median
@@ -53,32 +51,3 @@ def fastest(function, seconds_each=0.02, repeats=9):
             function()
         best = min(best, time.perf_counter() - began)
     return best / number
-
-
-class Progress:
-    """One line on standard error that says what is being measured: on a terminal only, at most five times a second."""
-
-    def __init__(self, stream=None):
-        self.stream = sys.stderr if stream is None else stream
-        asked = os.environ.get("QWENREF_PROGRESS") != "0" and os.environ.get("TERM") != "dumb"
-        self.shown = asked and self.stream.isatty()
-        self._last = self._width = 0
-
-    def __call__(self, what):
-        if self.shown and time.monotonic() - self._last >= 0.2:
-            self._last = time.monotonic()
-            self._write(what[:99])
-
-    def _write(self, line):
-        self.stream.write("\r" + line.ljust(self._width))
-        self.stream.flush()
-        self._width = len(line)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        if self.shown and self._width:
-            self._write("")
-            self.stream.write("\r")
-            self.stream.flush()
