@@ -139,9 +139,8 @@ class Row:
             self.finish = f"stop string {hit!r}"
 
     def end(self, finish=None):
-        self.finish = self.finish or finish
-        if self._text is not None:
-            self._text.flush()
+        hit = self._text.flush() if self._text is not None else None
+        self.finish = self.finish or (finish if hit is None else f"stop string {hit!r}")
 
     def headline(self):
         """How much there is and why it ended; more lines where logit rows were masked or the largest logits equal."""
@@ -196,11 +195,13 @@ class _Text:
         return self._advance()
 
     def flush(self):
-        """Let out what was held back; called once, at the end."""
+        """Let out what was held back; called once, at the end.  A stop string that broken bytes complete, or None."""
+        hit = None
         if not self._ended:
             self._held += self._stream.flush()
-            self._advance()
+            hit = self._advance()
             self._show(len(self._held))
+        return hit
 
     def _advance(self):
         found = [(at, text) for text in self._stops if (at := self._held.find(text)) >= 0]
