@@ -331,7 +331,7 @@ def segment_scores(q, k, lengths, scale):
     N, H, _ = q.shape
     s = np.full((H, N, N), -np.inf)
     for lo, hi in _segments("segment_scores", lengths, N):
-        s[:, lo:hi, lo:hi] = np.einsum("nhd,mhd->hnm", q[lo:hi], k[lo:hi]) * scale
+        s[:, lo:hi, lo:hi] = q[lo:hi].transpose(1, 0, 2) @ k[lo:hi].transpose(1, 2, 0) * scale
     return s
 
 
@@ -349,7 +349,7 @@ def segment_mix(p, v, lengths):
     """o = sum over the tokens of the segment of p v"""
     o = np.zeros(v.shape)
     for lo, hi in _segments("segment_mix", lengths, len(v)):
-        o[lo:hi] = np.einsum("hnm,mhd->nhd", p[:, lo:hi, lo:hi], v[lo:hi])
+        o[lo:hi] = (p[:, lo:hi, lo:hi] @ v[lo:hi].transpose(1, 0, 2)).transpose(1, 0, 2)
     return o
 
 

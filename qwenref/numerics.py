@@ -75,17 +75,19 @@ def _float64():
         return _C.ops["linear_f64"].compiled(np.asarray(x, np.float64), w, b, **outputs)
 
     definitions = {name: getattr(naive, name) for name in _C.ops}
-    return rounding.Base(np.float64, definitions | {"linear": linear})
+    segments = rounding.in_segments(naive.segment_scores, naive.segment_softmax, naive.segment_mix)
+    return rounding.Base(np.float64, definitions | {"linear": linear, "segment_attention": segments})
 
 
 _BASES = {"fp32": _float32, "fp64": _float64}
 
 _BF16 = (
     "linear", "norm", "residual", "silu", "product", "rotation", "scores", "probabilities", "context", "gate", "conv",
-    "beta", "read",
+    "beta", "read", "pixels", "positions", "layer_norm", "patch_rotation", "gelu",
 )  # fmt: skip
 _HF = dict.fromkeys(_BF16, "bf16") | {
     "parameters": "bf16", "rope_table": "float32-bf16", "gated_norm": "bf16-inside", "delta": "chunk64",
+    "patch_table": "float32",
 }  # fmt: skip
 
 _NAMED = {  # name -> (base, choices, summary)
@@ -285,6 +287,7 @@ _FREE = {
     "matmul": tuple(c for c in _ORDERS if "bf16" not in c),
     "delta": ("recurrent", "chunk64"),
     "rope_table": ("float64", "float32"),
+    "patch_table": ("float64", "float32"),
 }
 _ROUNDED = {
     "matmul": _ORDERS,
@@ -306,6 +309,12 @@ _ROUNDED = {
     "read": ("float32", "bf16"),
     "gated_norm": ("bf16", "bf16-inside"),
     "logits": ("float32", "bf16"),
+    "pixels": ("float32", "bf16"),
+    "positions": ("float32", "bf16"),
+    "layer_norm": ("float32", "bf16"),
+    "patch_table": ("float64", "float32"),
+    "patch_rotation": ("float32", "bf16"),
+    "gelu": ("float32", "bf16"),
 }
 _FAMILIES = {"bfloat16": _ROUNDED, "float32": _FREE}
 

@@ -90,6 +90,32 @@ def _fuse(changed, get):
             return (mixed, p if isinstance(p, np.ndarray) else weights) if _wanted(p) else mixed
 
         changed["attention"] = attention
+    if changed.keys() & {"segment_scores", "segment_softmax", "segment_mix"}:
+        changed["segment_attention"] = in_segments(get("segment_scores"), get("segment_softmax"), get("segment_mix"))
+
+
+_AT_ONCE = 1 << 24  # scores that exist at a time
+
+
+def in_segments(scores, softmax, mix):
+    """segment_attention of its three steps, some heads of a segment at a time: a picture has too many pairs for all."""
+
+    def segment_attention(q, k, v, lengths, scale, p=None):
+        if _wanted(p):
+            weights = softmax(scores(q, k, lengths, scale), lengths)
+            if isinstance(p, np.ndarray):
+                p[...] = weights
+            return mix(weights, v, lengths), p if isinstance(p, np.ndarray) else weights
+        context, H, end = np.zeros(q.shape, np.result_type(q, v)), q.shape[1], 0
+        for length in np.asarray(lengths).tolist():
+            begin, end, heads = end, end + length, max(1, _AT_ONCE // max(1, length * length))
+            for h in range(0, H if length else 0, heads):
+                at, one = np.s_[begin:end, h : h + heads], np.array([length])
+                weights = softmax(scores(q[at], k[at], one, scale), one)
+                context[at] = mix(weights, v[at], one)
+        return context
+
+    return segment_attention
 
 
 def _wanted(output):
@@ -97,21 +123,24 @@ def _wanted(output):
     return isinstance(output, np.ndarray) or bool(output)
 
 
-def _rounded(op, choice, get, base):
-    """`op` with its first result rounded."""
-    inner, to = get(op), base.rounder(choice)
+def _rounded(ops, choice, get, base):
+    """The ops with their first result rounded."""
+    to = base.rounder(choice)
 
-    def call(*args, **kwargs):
-        result = inner(*args, **kwargs)
-        return (to(result[0]), *result[1:]) if isinstance(result, tuple) else to(result)
+    def rounded(inner):
+        def call(*args, **kwargs):
+            result = inner(*args, **kwargs)
+            return (to(result[0]), *result[1:]) if isinstance(result, tuple) else to(result)
 
-    return {op: call}
+        return call
+
+    return {op: rounded(get(op)) for op in ops.split()}
 
 
-def _rounds(name, op, doc):
-    """A point at which the result of one op is rounded."""
-    point(name, op, float32="as computed", bf16=f"{doc} rounded to bf16", fp16=f"{doc} rounded to fp16")(
-        partial(_rounded, op)
+def _rounds(name, ops, doc):
+    """A point at which the result of an op, or of some that are alike, is rounded."""
+    point(name, ops, float32="as computed", bf16=f"{doc} rounded to bf16", fp16=f"{doc} rounded to fp16")(
+        partial(_rounded, ops)
     )
 
 
@@ -227,23 +256,28 @@ def _rotation(choice, get, base):
 
 @point(
     "scores",
-    "attention_scores",
+    "attention_scores segment_scores",
     float32="as computed",
     bf16="q k rounded to bf16, and once more after the scale",
     fp16="q k rounded to fp16, and once more after the scale",
 )
 def _scores(choice, get, base):
-    inner, to = get("attention_scores"), base.rounder(choice)
+    inner, in_segment, to = get("attention_scores"), get("segment_scores"), base.rounder(choice)
+
+    def scaled(products, scale):
+        return to(to(products) * base.dtype.type(scale))
 
     def scores(q, k, begin, end, scale):
-        products = to(inner(q, k, begin, end, 1.0))
-        return to(products * base.dtype.type(scale))
+        return scaled(inner(q, k, begin, end, 1.0), scale)
 
-    return {"attention_scores": scores}
+    def segment_scores(q, k, lengths, scale):
+        return scaled(in_segment(q, k, lengths, 1.0), scale)
+
+    return {"attention_scores": scores, "segment_scores": segment_scores}
 
 
-_rounds("probabilities", "attention_softmax", "attention weights")
-_rounds("context", "attention_mix", "weights times values")
+_rounds("probabilities", "attention_softmax segment_softmax", "attention weights")
+_rounds("context", "attention_mix segment_mix", "weights times values")
 
 _stores("kv", "keys and values kept in")
 
@@ -327,17 +361,61 @@ def _gated_norm(choice, get, base):
     return {"rms_norm_gated": rms_norm_gated}
 
 
+# ---- the vision tower ----------------------------------------------------------------------------------------------
+
+_stores("pixels", "pixels in")
+
+
+@point(
+    "positions",
+    "sample_table",
+    float32="places in the table in float64, what is sampled there rounded once",
+    bf16="places in float32, what is sampled there rounded to bf16",
+)
+def _positions(choice, get, base):
+    inner, to = get("sample_table"), base.rounder(choice)
+
+    def sample(w, row, column):
+        row, column = (np.asarray(at, np.float32).astype(np.float64) for at in (row, column))
+        return to(inner(w, row, column))
+
+    return {"sample_table": sample}
+
+
+_rounds("layer_norm", "layer_norm", "what a LayerNorm returns,")
+
+
+@point(
+    "patch_table",
+    "grid_table",
+    float64="angles, cosines and sines of rows and columns in float64, rounded once",
+    float32="angles, cosines and sines of rows and columns in float32",
+)
+def _patch_table(choice, get, base):
+    def table(positions, f):
+        angle = np.asarray(positions).T[:, :, None].astype(np.float32) * np.asarray(f, np.float32)
+        turned = (np.cos(angle, dtype=np.float64), np.sin(angle, dtype=np.float64))
+        return tuple(x.astype(np.float32).astype(base.dtype) for x in turned)
+
+    return {"grid_table": table}
+
+
+_rounds("patch_rotation", "rope_whole", "a patch's rotated query and key, once,")
+_rounds("gelu", "gelu gelu_tanh", "GELU, in blocks and in the merger,")
+
+
 # ---- parameters ----------------------------------------------------------------------------------------------------
 
 # Last, so that it is around whatever has taken the place of an op.
 _PARAMETERS = {  # op -> places of its parameters among the arguments
     "linear": (1, 2), "rms_norm": (1,), "rms_norm_gated": (2,), "delta_decay": (1, 2), "causal_conv1d": (1,),
+    "layer_norm": (1, 2), "sample_table": (0,),
 }  # fmt: skip
 
 
 @point(
     "parameters",
-    "embedding linear rms_norm rms_norm_gated delta_decay causal_conv1d",
+    "embedding linear rms_norm rms_norm_gated delta_decay causal_conv1d layer_norm sample_table",
     stored="as stored in the file, each in its own dtype",
     bf16="every parameter in bf16, those the file holds in float32 too",
 )

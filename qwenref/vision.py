@@ -159,7 +159,8 @@ class VisionRotaryEmbedding(Module):
         if "rope_frequencies" in active() and np.array_equal(frequencies, self.formed):  # else the user's own
             frequencies = self.frequencies()
         cos, sin = ops.grid_table(position_ids, frequencies)
-        return cos.reshape(cos.shape[0], -1), sin.reshape(sin.shape[0], -1)
+        N, F = cos.shape[0], 2 * len(frequencies)
+        return cos.reshape(N, F), sin.reshape(N, F)
 
 
 class VisionAttention(Module):
@@ -199,7 +200,7 @@ class VisionAttention(Module):
         q_rot = self.site("q_rot", ops.rope_whole(q, cos, sin))
         k_rot = self.site("k_rot", ops.rope_whole(k, cos, sin))
         context = self.site("context", self._attend(q_rot, k_rot, v, lengths))
-        return self.proj(context.reshape(N, -1))
+        return self.proj(context.reshape(N, self.num_heads * self.head_dim))
 
     def _attend(self, q, k, v, lengths):
         if not (self.wants("scores") or self.wants("attn_weights")):

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from text_configs import CONFIGS
+from vision_configs import Prompt, vision_config
 
 import qwenref
 from qwenref import cli, ops
@@ -202,7 +203,30 @@ def test_a_cache_goes_on_under_another_profile_of_the_same_dtype_and_no_other(mo
 # ---------------------------------------------------------------------------------------------- every choice
 
 
-@pytest.mark.parametrize("point, choice", [(p, c) for p in POINTS for c in list(POINTS[p])[1:]])
+VISION = ("pixels", "positions", "layer_norm", "patch_table", "patch_rotation", "gelu")
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """A model that sees, and a prompt with two images."""
+    prompt = Prompt(np.random.default_rng(0), [3, (1, 6, 10), 2, (1, 4, 4), 3])
+    model = qwenref.from_config(vision_config("lf"), seed=2)
+    return model, np.array([prompt.ids]), prompt.pictures()
+
+
+@pytest.mark.parametrize("base", ["fp32", "fp64"])
+@pytest.mark.parametrize("point, choice", [(p, c) for p in VISION for c in list(POINTS[p])[1:]])
+def test_every_choice_of_the_tower_is_a_small_change_that_shows(seen, base, point, choice):
+    model, ids, pictures = seen
+    with qwenref.numerics(base):
+        expected = model(ids, **pictures).logits
+    with qwenref.numerics(base, **{point: choice}):
+        changed = model(ids, **pictures).logits
+    off = np.abs(changed - expected).max() / np.abs(expected).max()
+    assert changed.dtype == expected.dtype and 0 < off < 0.1
+
+
+@pytest.mark.parametrize("point, choice", [(p, c) for p in POINTS if p not in VISION for c in list(POINTS[p])[1:]])
 @pytest.mark.parametrize("base", ["fp32", "fp64"])
 def test_every_choice_is_a_small_change_that_shows(model, ids, base, point, choice):
     def run(*name, **choices):

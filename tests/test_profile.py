@@ -33,6 +33,7 @@ def decoded(model):
 def test_every_module_is_counted_once_per_call(model, decoded):
     silent = {"ModuleList"}
     called = [path for path, module in model.named_modules() if type(module).__name__ not in silent]
+    called = [path for path in called if not path.startswith("model.visual")]  # there is no picture
     assert sorted(decoded.modules) == sorted(called)
     assert {work.calls for work in decoded.modules.values()} == {3}
     kinds = qwenref.mixers(model)
