@@ -1,8 +1,10 @@
 """Hook tables: entering a hook, the handle that takes it out again, and the hooks of the whole process."""
 
 import itertools
+import os
 import re
 import sys
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -15,6 +17,11 @@ from qwenref.errors import HookError, a_kind, compose
 # Options of the hooks of the whole process; the hooks themselves lie in _C, where every call looks for them.
 global_with_kwargs = OrderedDict()
 global_always_called = OrderedDict()
+
+# Held where a table is read or changed: an OrderedDict bears no change while it is read, and without the GIL another
+# thread may be about it. A child must not find it held by a thread that the fork left behind.
+exclusive = threading.RLock()
+os.register_at_fork(before=exclusive.acquire, after_in_parent=exclusive.release, after_in_child=exclusive.release)
 
 
 class RemovableHandle:
@@ -31,11 +38,12 @@ class RemovableHandle:
         self._tables = tuple(map(weakref.ref, tables))
 
     def remove(self):
-        for table in self._tables:
-            hooks = table()
-            if hooks is not None:
-                hooks.pop(self.id, None)
-                getattr(hooks, "since", {}).pop(self.id, None)
+        with exclusive:
+            for table in self._tables:
+                hooks = table()
+                if hooks is not None:
+                    hooks.pop(self.id, None)
+                    getattr(hooks, "since", {}).pop(self.id, None)
 
     def __enter__(self):
         return self
@@ -56,13 +64,14 @@ class RemovableHandle:
 def register(hook, hooks, *, prepend=False, **options):
     """Enter `hook` into `hooks`; each option is a pair (wanted, table of the ids that have it)."""
     handle = RemovableHandle(hooks, *(table for _, table in options.values()))
-    for wanted, table in options.values():
-        if wanted:
-            table[handle.id] = True
-    hooks[handle.id] = hook  # after its options: another thread may be at a call of the module
-    _note_time(hooks, handle.id)
-    if prepend:
-        hooks.move_to_end(handle.id, last=False)
+    with exclusive:
+        for wanted, table in options.values():
+            if wanted:
+                table[handle.id] = True
+        hooks[handle.id] = hook
+        _note_time(hooks, handle.id)
+        if prepend:
+            hooks.move_to_end(handle.id, last=False)
     return handle
 
 

@@ -126,8 +126,9 @@ class Module(_C.Module):
         """
         result, started = None, set()
         try:
-            everywhere, own = _C.global_forward_pre_hooks.items(), self._forward_pre_hooks.items()
-            hooks, full = (*everywhere, *own), {*self._forward_pre_hooks_with_kwargs}
+            with handles.exclusive:
+                everywhere, own = _C.global_forward_pre_hooks.items(), self._forward_pre_hooks.items()
+                hooks, full = (*everywhere, *own), {*self._forward_pre_hooks_with_kwargs}
             for key, hook in hooks:
                 if key in full:
                     answer = hook(self, args, kwargs)
@@ -168,8 +169,9 @@ class Module(_C.Module):
 
     def _after_hooks(self):
         """(forward hooks that run here, ids of those that take kwargs), read without another thread in between."""
-        everywhere, own = _C.global_forward_hooks.items(), self._forward_hooks.items()
-        return (*everywhere, *own), {*self._forward_hooks_with_kwargs, *handles.global_with_kwargs}
+        with handles.exclusive:
+            everywhere, own = _C.global_forward_hooks.items(), self._forward_hooks.items()
+            return (*everywhere, *own), {*self._forward_hooks_with_kwargs, *handles.global_with_kwargs}
 
     # ---- registration
 
