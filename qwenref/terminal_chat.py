@@ -72,7 +72,7 @@ class Conversation:
         self._asked, self.reused, self.prompt = asked, reused, prompt.text
         self._cache.forget_snapshots(before=len(asked))
         out.rows[0].prompt_ids = ids
-        reply = Reply(out, self.model.tokenizer, prompt, messages, None, self.enable_thinking)
+        reply = Reply(out, self.model, prompt, messages, None, self.enable_thinking)
         self._held = reply.ids[: int(self._cache.length[0])]
         self.messages = reply.messages
         return reply
