@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from qwenref.errors import InputError, QwenrefWarning, compose
 from qwenref.rendering import common
+from qwenref.tokenizer import ids_of_tokens
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?")
@@ -112,7 +113,7 @@ def round_trip(model, messages, new_ids, tools=None, enable_thinking=None, **var
     """
     tokenizer = getattr(model, "tokenizer", model)
     prompt = tokenizer.render(messages, tools, True, enable_thinking, **variables)
-    new_ids = [int(id) for id in new_ids]
+    new_ids = ids_of_tokens("round_trip: new_ids", new_ids)
     ended = new_ids[-1:] and new_ids[-1] in tokenizer.stop.ids
     answer = parse(tokenizer.decode(new_ids[:-1] if ended else new_ids), tools, opens_thinking(prompt))
     again = tokenizer.render([*messages, answer.message], tools, False, enable_thinking, **variables)

@@ -3,6 +3,8 @@
 A message says what, where, found, expected, and what to do: the first line stands alone, further lines are indented.
 """
 
+import sys
+
 
 class QwenrefError(Exception):
     """Root of all errors of this package; catch this one to catch them all.
@@ -115,3 +117,14 @@ def a_kind(value):
     """ "a list", "an int": what a message calls a value of the wrong kind."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def frames_of_the_package():
+    """The `stacklevel` of a warning that is to name the line of the caller, however many of our functions lie between.
+
+    For `warnings.warn` right in the function that calls this one.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -3,22 +3,26 @@
 Never repairs a conversation: what the template refuses is reported with the template's words and the message.
 """
 
-import dataclasses
 import datetime
+import difflib
 import json
 import os
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from qwenref.errors import CheckpointError, InputError, TemplateError, compose
+from qwenref.errors import CheckpointError, InputError, QwenrefWarning, TemplateError, compose, frames_of_the_package
 from qwenref.hub import read_json
-from qwenref.inputs import check_text
+from qwenref.messages import (
+    REASONING_NAMES,
+    checked_messages,
+    checked_switch,
+    checked_tools,
+    has_written_arguments,
+    plain,
+)
 
 _TAG = "\U0010fffd\U0010fffc "  # stands where a continued message ends; no text uses these two
-_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
 def find_templates(folder):
@@ -89,7 +93,8 @@ class ChatTemplate:
         self.source, self.where = source, where
         self.special_tokens = dict(special_tokens or {})
         try:
-            self._compiled = _environment().from_string(source)
+            self._environment, self._reads = _environment(), None
+            self._compiled = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 compose(f"{os.path.basename(where)}: line {error.lineno}: {error.message}", found=where)
@@ -115,7 +120,8 @@ class ChatTemplate:
         add_generation_prompt   None is True, but not where a message is continued
         continue_final_message  True, or the name of a key of the last message: the text ends inside that message,
                    after its content (its last text, of a content of parts), as written by an assistant so far
-        variables  anything else the template reads; they beat the checkpoint's special tokens of the same name
+        variables  anything else the template reads; they beat the checkpoint's special tokens of the same name.  A
+                   QwenrefWarning names those that it reads nowhere
         """
         return self.run(
             messages, tools, add_generation_prompt, enable_thinking, continue_final_message, **variables
@@ -131,7 +137,9 @@ class ChatTemplate:
         **variables,
     ):
         """The same as a `Run`, which knows the values the template saw."""
-        messages = _check_messages(messages)
+        messages = checked_messages(messages)
+        if not isinstance(continue_final_message, str):
+            continue_final_message = checked_switch("continue_final_message", continue_final_message)
         if continue_final_message:
             if add_generation_prompt:
                 raise InputError(
@@ -142,12 +150,18 @@ class ChatTemplate:
                 )
             name = continue_final_message if isinstance(continue_final_message, str) else "content"
             messages = [*messages[:-1], self._tagged(messages[-1], name, len(messages) - 1)]
-        values = {**self.special_tokens, "documents": None, **_plain(variables)}
+        values = {**self.special_tokens, "documents": None, **plain(variables, "render")}
+        if variables:
+            self._warn_of_unread(variables)
         if enable_thinking is not None:
-            values["enable_thinking"] = bool(enable_thinking)
+            values["enable_thinking"] = checked_switch("enable_thinking", enable_thinking)
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
-        values.update(messages=messages, tools=_check_tools(tools), add_generation_prompt=bool(add_generation_prompt))
+        values.update(
+            messages=messages,
+            tools=checked_tools(tools),
+            add_generation_prompt=checked_switch("add_generation_prompt", add_generation_prompt),
+        )
         text = self.fill(values)
         return Run(self._cut(text, messages) if continue_final_message else text, values, self)
 
@@ -157,6 +171,24 @@ class ChatTemplate:
             return self._compiled.render(values)
         except Exception as error:  # a template is a program of the checkpoint and may fail in any way
             raise self._explain(error, values["messages"]) from error
+
+    def _warn_of_unread(self, variables):
+        from jinja2.meta import find_undeclared_variables
+
+        if self._reads is None:
+            self._reads = find_undeclared_variables(self._environment.parse(self.source))
+        unread = sorted(set(variables) - self._reads)
+        near = [close for name in unread for close in difflib.get_close_matches(name, self._reads, n=1, cutoff=0.8)]
+        if unread:
+            warnings.warn(
+                compose(
+                    f"render: the chat template does not read {', '.join(unread)}",
+                    found=self.where,
+                    do=f"did you mean {near[0]}?" if near else "leave it out: it changes nothing",
+                ),
+                QwenrefWarning,
+                stacklevel=frames_of_the_package(),
+            )
 
     def pieces(self, values):
         """The pieces of text that `fill` joins, each with the message and the tool the template was looking at.
@@ -172,9 +204,7 @@ class ChatTemplate:
     def _tagged(self, message, name, at):
         found = message.get(name)
         if isinstance(found, str):
-            names = (
-                [key for key in _REASONING_NAMES if message.get(key) == found] if name in _REASONING_NAMES else [name]
-            )
+            names = [key for key in REASONING_NAMES if message.get(key) == found] if name in REASONING_NAMES else [name]
             if any(key in self.source for key in names):
                 return {**message, **dict.fromkeys(names, found + _TAG)}
         if isinstance(found, (list, tuple)) and name in self.source:
@@ -199,7 +229,7 @@ class ChatTemplate:
         words = str(error) or type(error).__name__
         found = None if at is None else f"role {messages[at]['role']!r}, keys {', '.join(sorted(messages[at]))}"
         do = f"change the conversation, or read {self.where}"
-        if at is not None and _has_written_arguments(messages[at]):
+        if at is not None and has_written_arguments(messages[at]):
             do = f"json.loads the arguments of its tool calls, which are text; or read {self.where}"
         wrapped = TemplateError(
             compose(
@@ -211,14 +241,6 @@ class ChatTemplate:
         )
         wrapped.message_index = at
         return wrapped
-
-
-def _has_written_arguments(message):
-    """Whether a message has tool calls as services give them, with JSON text where most templates want an object."""
-    calls = message.get("tool_calls")
-    calls = calls if isinstance(calls, (list, tuple)) else ()
-    functions = [call.get("function", call) for call in calls if isinstance(call, dict)]
-    return any(isinstance(function, dict) and isinstance(function.get("arguments"), str) for function in functions)
 
 
 def _cannot_continue(at, why, found):
@@ -271,93 +293,6 @@ def _environment():
     environment.filters["tojson"] = tojson  # jinja's own escapes <, > and & for HTML
     environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
     return environment
-
-
-def _check_messages(messages):
-    if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
-        raise InputError(
-            compose(
-                "messages is not a list",
-                found=type(messages).__name__,
-                expected='[{"role": "user", "content": "..."}, ...]',
-            )
-        )
-    checked = []
-    for at, message in enumerate(messages):
-        message = _plain(message)
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise InputError(
-                compose(
-                    f"messages[{at}] is not a message",
-                    found=repr(message)[:80],
-                    expected='a dict with "role" and "content", the role a text',
-                )
-            )
-        # Servers hand out `"content": null` and the like; to a template an absent key and null are not the same.
-        message = {key: value for key, value in message.items() if value is not None}
-        reasoning = next((message[name] for name in _REASONING_NAMES if name in message), None)
-        _refuse_surrogates(message, f"messages[{at}]")
-        if reasoning is not None:
-            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        checked.append(message)
-    if not checked:
-        raise InputError(compose("messages is empty", expected="at least one message"))
-    return checked
-
-
-def _check_tools(tools):
-    if tools is None:
-        return None
-    if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools, "__iter__"):
-        raise InputError(compose("tools is not a list", found=type(tools).__name__, expected="a list of JSON schemas"))
-    tools = list(tools)
-    for at, tool in enumerate(tools):
-        if not isinstance(tool, Mapping):
-            raise InputError(
-                compose(
-                    f"tools[{at}] is not a JSON schema",
-                    found=repr(tool)[:80],
-                    expected="an object (dict)",
-                    do='pass {"type": "function", "function": {"name": ..., "parameters": {...}}}',
-                )
-            )
-    tools = _plain(tools)
-    _refuse_surrogates(tools, "tools")
-    return tools
-
-
-def _refuse_surrogates(value, where):
-    """No text of a conversation may be one that the tokenizer refuses afterwards, far from where it stands."""
-    if isinstance(value, str):
-        check_text(value, where)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            _refuse_surrogates(inner, f"{where}.{key}")
-    elif isinstance(value, (list, tuple)):
-        for at, inner in enumerate(value):
-            _refuse_surrogates(inner, f"{where}[{at}]")
-
-
-def _plain(value):
-    """A copy built of JSON types only: a template is foreign code and must not reach the methods of rich objects."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind.__str__(value) if kind is str else kind(value)
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    if isinstance(value, list):
-        return list(map(_plain, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if callable(getattr(value, "model_dump", None)):
-        return _plain(value.model_dump())
-    return f"<{type(value).__name__}>"
 
 
 def _message_of(error, messages):

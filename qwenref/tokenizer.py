@@ -127,11 +127,11 @@ class Tokenizer:
     def decode(self, ids, skip_special_tokens=False):
         """Text of token ids, or of one.  Bytes of no character become U+FFFD, an id without a token `⟨id 1300⟩`."""
         stream = self.stream(skip_special_tokens)
-        return "".join([stream.put(id) for id in _checked_ids(ids)]) + stream.flush()
+        return "".join([stream.put(id) for id in ids_of_tokens("decode: ids", ids)]) + stream.flush()
 
     def decode_bytes(self, ids):
         """The exact UTF-8 bytes that token ids stand for, complete characters or not."""
-        return b"".join(map(self.token_bytes, _checked_ids(ids)))
+        return b"".join(map(self.token_bytes, ids_of_tokens("decode: ids", ids)))
 
     def stream(self, skip_special_tokens=False):
         """A `StreamDecoder` for this tokenizer."""
@@ -317,12 +317,12 @@ def _visible(character):
     return "␣" if character == " " else character
 
 
-def _checked_ids(ids):
+def ids_of_tokens(where, ids):
     """[int, ...] of one id or a row of them in any form that has an order."""
     if not is_row(ids):
-        return [_checked_id("decode", ids)]
+        return [_checked_id(where, ids)]
     return [
-        id if type(id) is int and 0 <= id < _IDS else _checked_id(f"decode: ids[{at}]", id) for at, id in enumerate(ids)
+        id if type(id) is int and 0 <= id < _IDS else _checked_id(f"{where}[{at}]", id) for at, id in enumerate(ids)
     ]
 
 

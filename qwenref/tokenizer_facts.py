@@ -5,8 +5,10 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
+from qwenref.checks import is_row
 from qwenref.errors import InputError, compose
 from qwenref.hub import read_json, resolve
+from qwenref.inputs import check_text
 from qwenref.rendering import common
 from qwenref.text_display import (
     comparison_html,
@@ -224,8 +226,12 @@ def compare_tokenizers(a, b, texts=None):
     left, right = _Side(a), _Side(b)
     tried = dict(PROBES)
     if texts is not None:
+        if not hasattr(texts, "items") and not is_row(texts):
+            raise InputError(
+                compose("compare_tokenizers: texts", found=type(texts).__name__, expected="a list, or {name: text}")
+            )
         given = texts if hasattr(texts, "items") else {f"texts[{at}]": text for at, text in enumerate(texts)}
-        tried.update(given)
+        tried.update((name, check_text(text, f"compare_tokenizers: {name}")) for name, text in given.items())
     differing = []
     for name, text in tried.items():
         ids = [side.backend.encode(text, add_special_tokens=True).ids for side in (left, right)]

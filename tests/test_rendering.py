@@ -44,6 +44,7 @@ def said(message):
 # Spans
 
 
+@pytest.mark.filterwarnings("ignore:render. the chat template does not read")
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_every_character_and_every_id_belongs_to_exactly_one_span(tiny, name):
     messages, options = CONVERSATIONS[name]
@@ -58,6 +59,7 @@ def test_every_character_and_every_id_belongs_to_exactly_one_span(tiny, name):
     assert rendered.ids == tiny.encode(rendered.text, add_special_tokens=False)
 
 
+@pytest.mark.filterwarnings("ignore:render. the chat template does not read")
 @pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name != "dataclass message"])
 def test_the_texts_of_a_message_are_found_where_they_stand(tiny, name):
     messages, options = CONVERSATIONS[name]

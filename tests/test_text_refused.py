@@ -1,5 +1,6 @@
 """What can be wrong about text, ids, conversations and sampling: what, where, found, expected, do of each message."""
 
+import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -329,6 +330,79 @@ def test_generate_takes_ids_however_they_lie_in_memory(model):
     assert generate(model, rows, max_new_tokens=4, row_keys=iter([4, 2**64 - 1])).new_ids == [expected] * 2
     with pytest.raises(errors.ShapeError, match="rows of different lengths"):
         generate(model, [[1, 2], [3]])
+
+
+# Conversations of odd forms
+
+
+@dataclasses.dataclass
+class SimpleMessage:
+    role: str
+    content: object
+
+
+def holding_itself():
+    inner = []
+    inner.append(inner)
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (5, "content is an int"),
+        (True, "content is a bool"),
+        (float("nan"), "content is a float"),
+        (b"Hi", "content is bytes|content is a bytes"),
+        (np.array(["Hi"]), "content is a ndarray"),
+        ({"Hi"}, "content is a set"),
+        (object(), "content is an object"),
+        (holding_itself(), r"messages\[1\] nests too deep, or holds itself"),
+        ("\udfff", r"messages\[1\]\.content: character 0"),
+    ],
+    ids=range(9),
+)
+def test_content_that_a_template_would_leave_out_is_refused(model, content, words):
+    for answer in ({"role": "user", "content": content}, SimpleMessage("user", content)):
+        with pytest.raises(errors.InputError, match=words):
+            render(model, [*HI, answer])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"enable_thinking": "no"}, "render: enable_thinking"),
+        ({"enable_thinking": 0}, "render: enable_thinking"),
+        ({"add_generation_prompt": "no"}, "render: add_generation_prompt"),
+        ({"continue_final_message": 1}, "render: continue_final_message"),
+        ({"tools": [{"a": holding_itself()}]}, "tools nests too deep, or holds itself"),
+        ({"tools": [{"\ud800": 1}]}, r"a key of tools\[0\]: character 0"),
+        ({"mood": holding_itself()}, "render nests too deep"),
+    ],
+)
+def test_switches_are_true_or_false_and_nothing_holds_itself(model, options, words):
+    with pytest.raises(errors.InputError, match=words):
+        render(model, HI, **options)
+    assert render(model, HI, enable_thinking=np.False_).enable_thinking is False
+
+
+def test_a_variable_that_the_template_reads_nowhere_is_warned_of(model, recwarn):
+    reads = ChatTemplate("{{ mood }}{{ messages[0].content if enable_thinking }}")
+    assert reads.render(HI, mood="good", enable_thinking=True) == "goodHi" and not recwarn.list
+    with pytest.warns(errors.QwenrefWarning, match="does not read enable_thinkng\n.*\n.*did you mean enable_thinking"):
+        reads.render(HI, enable_thinkng=False)
+    with pytest.warns(errors.QwenrefWarning, match="does not read documents, mood") as caught:
+        assert render(model, HI, documents=["a"], mood="good") == render(model, HI)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_texts_to_compare_and_ids_to_send_back_are_texts_and_ids(model):
+    for texts, words in (("abc", "texts"), ([5], r"texts\[0\]: not text"), ({"x": "\ud800"}, "x: character 0")):
+        with pytest.raises(errors.InputError, match=f"compare_tokenizers: {words}"):
+            qwenref.compare_tokenizers(model, model, texts=texts)
+    for ids in ("a", None, [1.5], [True], [2**40]):
+        with pytest.raises(errors.InputError, match="round_trip: new_ids.*: not a token id"):
+            qwenref.round_trip(model, HI, ids)
 
 
 # Long and broken texts

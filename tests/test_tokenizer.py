@@ -228,6 +228,7 @@ def test_a_tokenizer_that_cannot_be_used_says_why(folder, damage):
 # Templates
 
 
+@pytest.mark.filterwarnings("ignore:render. the chat template does not read")
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_a_conversation_is_rendered_as_transformers_renders_it(tiny, witness, name):
     messages, options = CONVERSATIONS[name]
@@ -261,6 +262,7 @@ TEMPLATES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:render. the chat template does not read")
 @pytest.mark.parametrize("variables", [{}, {"mood": "good", "eos_token": "<end>"}], ids=["plain", "variables"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_functions_of_templates_do_what_transformers_gives(folder, witness, name, variables):
