@@ -68,6 +68,19 @@ static void delta_token(float *o, float *recalled, float *written, float *S, con
     lanes_store(o, lanes_add(lanes_add(s0, s1), lanes_add(s2, s3)));
 }
 
+/* K rows of `width` columns. By registers: a call of memcpy for each
+ * row of 128 bytes took most of the time of a single token. */
+static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t K, int64_t width)
+{
+    for (int64_t i = 0; i < K; i++, to += to_stride, from += from_stride) {
+        int64_t c = 0;
+        for (; c + LANES <= width; c += LANES)
+            lanes_store(to + c, lanes_load(from + c));
+        if (c < width)
+            lanes_store_tail(to + c, lanes_load_tail(from + c, width - c, 0), width - c);
+    }
+}
+
 static void delta_block(const delta_task *task, int64_t b, int64_t h, int64_t block, int thread)
 {
     const int64_t T = task->T, G = task->G, H = task->H, K = task->K, V = task->V;
@@ -77,9 +90,10 @@ static void delta_block(const delta_task *task, int64_t b, int64_t h, int64_t bl
     float *const S = task->block + thread * K * DELTA_BLOCK, *const scaled = task->query + thread * K;
     float v[DELTA_BLOCK] = {0}, o[DELTA_BLOCK], recalled[DELTA_BLOCK], written[DELTA_BLOCK];
 
-    memset(S, 0, all);
-    for (int64_t i = 0; task->state != NULL && i < K; i++)
-        memcpy(S + i * DELTA_BLOCK, task->state + at + i * V, bytes);
+    if (task->state == NULL || width < DELTA_BLOCK)
+        memset(S, 0, all);
+    if (task->state != NULL)
+        copy_rows(S, DELTA_BLOCK, task->state + at, V, K, width);
     for (int64_t t = 0; t < T; t++) {
         const int64_t token = b * T + t, code = task->step != NULL ? task->step[token] : STEP_ADVANCE;
         const int64_t place = (token * H + h) * V + c0;
@@ -106,8 +120,8 @@ static void delta_block(const delta_task *task, int64_t b, int64_t h, int64_t bl
         if (task->written != NULL)
             memcpy(task->written + place, written, bytes);
     }
-    for (int64_t i = 0; task->final != NULL && i < K; i++)
-        memcpy(task->final + at + i * V, S + i * DELTA_BLOCK, bytes);
+    if (task->final != NULL)
+        copy_rows(task->final + at, V, S, DELTA_BLOCK, K, width);
 }
 
 static void delta_blocks(void *context, int64_t begin, int64_t end, int thread)
