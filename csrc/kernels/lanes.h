@@ -115,6 +115,10 @@ QR_INLINE lanes lanes_max(lanes a, lanes b)
     return (lanes){_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
 }
 
+#elif defined(__aarch64__)
+
+#include "lanes_neon.h"
+
 #else
 
 typedef struct lanes {
@@ -243,7 +247,7 @@ QR_INLINE float lanes_sum(lanes a)
     return _mm_cvtss_f32(_mm_hadd_ps(eights, eights));
 }
 
-#else
+#elif !defined(__aarch64__)
 
 /* The tree over the lanes. */
 QR_INLINE float lanes_sum(lanes a)

@@ -1,5 +1,5 @@
 /* y = x Wᵀ + b with W as it lies in the file, and rows of an embedding table. Holds the order of summation, the blocking
- * and the portable loops; linear_avx2.h and linear_avx512.h hold the loops of their level.
+ * and what all loops share; linear_avx2.h, linear_avx512.h, linear_neon.h and linear_portable.h hold the loops.
  *
  * The order of every output: elements (2p, 2p+1) of a row form pair p; pair p belongs to class p mod 16; a class is one
  * chain of fused multiply-adds from +0, high element (2p+1) before low (2p); the class sums are added as the tree
@@ -54,6 +54,8 @@ LINEAR_INLINE int64_t element_size(qr_dtype dtype)
 #include "linear_avx512.h"
 #elif defined(QR_HAVE_AVX2)
 #include "linear_avx2.h"
+#elif defined(__aarch64__)
+#include "linear_neon.h"
 #else
 #include "linear_portable.h"
 #endif

@@ -73,6 +73,44 @@ LINEAR_INLINE doubles doubles_low(const char *pairs, qr_dtype dtype)
     return _mm256_cvtps_pd(_mm_cvtph_ps(_mm_packus_epi32(halves, halves)));
 }
 
+#elif defined(__aarch64__)
+
+enum { DOUBLES = 4, F64_GROUP = 3 };
+typedef struct doubles {
+    float64x2_t v[2];
+} doubles;
+
+LINEAR_INLINE doubles doubles_load(const double *p)
+{
+    return (doubles){{vld1q_f64(p), vld1q_f64(p + 2)}};
+}
+
+LINEAR_INLINE void doubles_store(double *p, doubles a)
+{
+    vst1q_f64(p, a.v[0]);
+    vst1q_f64(p + 2, a.v[1]);
+}
+
+LINEAR_INLINE doubles doubles_fma(doubles a, doubles b, doubles c)
+{
+    return (doubles){{vfmaq_f64(c.v[0], a.v[0], b.v[0]), vfmaq_f64(c.v[1], a.v[1], b.v[1])}};
+}
+
+LINEAR_INLINE doubles doubles_of(float32x4_t a)
+{
+    return (doubles){{vcvt_f64_f32(vget_low_f32(a)), vcvt_high_f64_f32(a)}};
+}
+
+LINEAR_INLINE doubles doubles_high(const char *pairs, qr_dtype dtype)
+{
+    return doubles_of(high4(pairs, dtype));
+}
+
+LINEAR_INLINE doubles doubles_low(const char *pairs, qr_dtype dtype)
+{
+    return doubles_of(low4(pairs, dtype));
+}
+
 #else
 
 enum { DOUBLES = 4, F64_GROUP = 3 };

@@ -20,24 +20,3 @@ static void narrow_tile(float *sums, const char *w, int64_t w_stride, const floa
             }
         }
 }
-
-#if defined(FLUSHES_EARLY)
-/* The same with sums that are exact about what counts as zero: for the few places where it matters. */
-static void careful_tile(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
-                         int rows, int tokens, qr_dtype dtype, bool dots, const char *next)
-{
-    (void)dots;
-    (void)next;
-    for (int r = 0; r < rows; r++)
-        for (int64_t s = 0; s < steps; s++) {
-            float v[STEP];
-            qr_widen(v, w + r * w_stride + s * STEP * element_size(dtype), dtype, STEP);
-            for (int t = 0; t < tokens; t++) {
-                const float *high = x + t * x_stride + s * STEP, *low = high + 16;
-                float *sum = sums + (r * tokens + t) * 16;
-                for (int c = 0; c < 16; c++)
-                    sum[c] = flushing_fma(v[2 * c], low[c], flushing_fma(v[2 * c + 1], high[c], sum[c]));
-            }
-        }
-}
-#endif
