@@ -18,7 +18,7 @@ STANDARD = """
 LIBC = set(STANDARD.split())
 # What a folder may include besides libc, its own files and the shared headers.
 ALLOWED = {
-    "kernels": {"cblas.h", "immintrin.h", "simde/x86/avx512.h", "simde/x86/f16c.h", "simde/x86/fma.h"},
+    "kernels": {"arm_neon.h", "cblas.h", "immintrin.h", "simde/x86/avx512.h", "simde/x86/f16c.h", "simde/x86/fma.h"},
     "core": {"cjson/cJSON.h", "pthread.h", "cpuid.h", "immintrin.h", "xmmintrin.h", "sys/auxv.h"},
 }
 # A kernel is loops: what would make it more than that.
