@@ -84,15 +84,20 @@ def generate(options):
     tokenizer = model.tokenizer
     if options.chat if options.chat is not None else tokenizer.has_chat_template:
         thinking = False if options.no_thinking else None
-        rendered = qwenref.render(model, [{"role": "user", "content": prompt}], enable_thinking=thinking)
-        prompt, ids = rendered.text, rendered.ids
+        messages = [{"role": "user", "content": prompt}]
+        seen = qwenref.render(model, messages, enable_thinking=thinking, images=options.image, videos=options.video)
+        prompt, ids, pictures = seen.text, seen.ids, getattr(seen, "prepared", None)
     elif options.no_thinking:
         raise InputError(compose("generate: --no-thinking is for a chat", found="a raw prompt", do="leave one out"))
+    elif options.image or options.video:
+        pictures = model.processor(prompt, options.image, options.video)
+        prompt, ids = pictures.text, pictures.ids
     else:
-        ids = tokenizer.encode(prompt)
+        ids, pictures = tokenizer.encode(prompt), None
     began = time.perf_counter()
     streamer = None if options.json else _stream
-    out = model.generate(ids, max_new_tokens=options.max_new_tokens, streamer=streamer, **sampling)
+    inputs = {} if pictures is None else pictures.inputs
+    out = model.generate(ids, max_new_tokens=options.max_new_tokens, streamer=streamer, **inputs, **sampling)
     seconds = time.perf_counter() - began
     facts = {
         "model": options.model,
@@ -100,6 +105,7 @@ def generate(options):
         **_drawn_by(sampling),
         "prompt": prompt,
         "prompt_ids": ids,
+        **({} if pictures is None else pictures.to_dict()),
         "text": out.text,
         "new_ids": out.new_ids,
         "finish": out.finish,
@@ -111,6 +117,8 @@ def generate(options):
     elif not out.text.endswith("\n"):
         _show("")
     if options.stats or (sys.stderr.isatty() and not options.json):
+        if pictures is not None:
+            _tell(pictures.describe())
         _tell(_statistics(facts))
     return FINE
 
@@ -329,6 +337,9 @@ def _add_generate(verbs):
     form = verb.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", default=None, help="a user's message (default with a template)")
     form.add_argument("--raw", action="store_false", dest="chat", help="the text as it is")
+    for kind in ("image", "video"):
+        words = f"a{'n' * (kind == 'image')} {kind} before the text, again for more; with --raw, for its placeholders"
+        verb.add_argument(f"--{kind}", action="append", metavar="FILE", help=words)
     _add_answering(verb, 256)
     verb.add_argument("--stats", action="store_true", help="tokens, time and why it ended, on standard error")
 

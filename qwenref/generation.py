@@ -12,7 +12,8 @@ from qwenref.ties import two_largest, undecided
 class Generation:
     """What a prompt was continued with.
 
-    ids      prompt and new ids, pads left out          new_ids   the new ones, with the id that ended the text
+    prompt_ids   the ids given, pads left out           new_ids   the new ones, with the id that ended the text
+    ids      both, one behind the other
     text     the new text, special tokens left out and cut before a stop string; None without a tokenizer
     finish   why it ended, in words                     steps     calls of the model
     logits   [new, vocab] when asked for, else None; float32, by the profile fp64 float64
@@ -29,6 +30,7 @@ class Generation:
         self.steps = steps
         self._single = single
 
+    prompt_ids = property(lambda self: self._field("prompt_ids"))
     ids = property(lambda self: self._field("ids"))
     new_ids = property(lambda self: self._field("new_ids"))
     text = property(lambda self: self._field("text"))
