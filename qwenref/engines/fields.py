@@ -107,7 +107,7 @@ class Field:
         return self.value
 
     def logprob(self):
-        """A number as JSON has them, NaN and infinities too: which log-probabilities are none is for `checked` to say."""
+        """A number as JSON has them, NaN and infinities too: `checked` says which are log-probabilities."""
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
             raise BadLogprobs(compose(f"{self.place}: no log-probability", found=_short(self.value)))
         return self.value
