@@ -1,0 +1,40 @@
+"""The library of faults: planted into a reference to test a comparison, and tried as explanations of an engine.
+
+LIBRARY                 {name: Fault}, in a fixed order
+find("rope-q+1/decode") a fault by its name; "layers-swapped@2,5" in these layers, "gate-off/prefill" in prefill
+hypotheses(model)       those that this checkpoint can have
+
+with qwenref.numerics("fp64"):
+    logits = find("gate-off").open(model)(ids).logits
+"""
+
+from qwenref.compare import faults_ops, faults_semantics, faults_state, faults_weights  # noqa: F401 - fill the library
+from qwenref.compare.faults_base import KINDS, LIBRARY, MODEL_KINDS, Fault
+from qwenref.errors import UnknownName, compose
+
+_SIDES = ("prefill", "decode")
+
+
+def find(name):
+    """The Fault of a name, with `@layers` and `/prefill` or `/decode` behind it; UnknownName lists the names."""
+    if name in LIBRARY:
+        return LIBRARY[name]
+    rest, _, side = name.partition("/")
+    base, at, layers = rest.partition("@")
+    known = base in LIBRARY and (not side or side in _SIDES) and all(n.isdigit() for n in layers.split(",") if at)
+    if not known:
+        raise UnknownName(compose(f"fault {name!r}: there is none", expected=", ".join(LIBRARY)))
+    fault = LIBRARY[base].at(*map(int, layers.split(","))) if at else LIBRARY[base]
+    return fault.during(side) if side else fault
+
+
+def hypotheses(model, kinds=KINDS):
+    """Faults of these kinds that the model can have: those of single layers once for each place."""
+    found = []
+    for fault in LIBRARY.values():
+        if fault.hypothesis and fault.kind in kinds and fault.fits(model):
+            found += [fault] if fault.sites is None else [fault.at(*layers) for layers in fault.sites(model)]
+    return found
+
+
+__all__ = ["KINDS", "LIBRARY", "MODEL_KINDS", "Fault", "find", "hypotheses"]
