@@ -6,10 +6,10 @@ import unicodedata
 
 import numpy as np
 import pytest
-from text_samples import texts
 
 import qwenref
 from qwenref import hub
+from qwenref.compare.suites import texts
 from qwenref.errors import DTypeError, InputError
 from qwenref.rendering import Rendered
 from qwenref.tokenizer import Tokenizer
