@@ -9,6 +9,7 @@ import pytest
 
 import qwenref
 from qwenref import hub
+from qwenref.compare.faults import find
 from qwenref.compare.suites import texts
 from qwenref.errors import DTypeError, InputError
 from qwenref.rendering import Rendered
@@ -116,6 +117,15 @@ def test_F1_T13_the_older_regex_gives_other_ids_over_the_published_vocabulary(re
     assert set(compared.differences) == {"regex"} and not compared.same
     assert {"combining marks", "tone marks"} <= {text.name for text in compared.texts}
     assert "(Qwen2 to Qwen3)" in str(compared)
+
+
+def test_the_planted_fault_of_an_older_regex_gives_the_ids_of_that_regex(real):
+    class Model:
+        tokenizer = real
+
+    ids = find("regex-qwen2").prompt(real.encode(HINDI), Model)
+    assert ids == [58069, 84237, 75681, 196965, 33228, 148799, 70184, 58069, 153503, 23121]
+    assert find("regex-gpt2").prompt(real.encode("x"), Model) == real.encode("x")
 
 
 def test_F2_a_fallback_regex_makes_more_ids_of_code_and_is_named_before_anything_else(real, tmp_path):

@@ -8,7 +8,14 @@ with qwenref.numerics("fp64"):
     logits = find("gate-off").open(model)(ids).logits
 """
 
-from qwenref.compare import faults_ops, faults_semantics, faults_state, faults_weights  # noqa: F401 - fill the library
+from qwenref.compare import (  # noqa: F401 - they fill the library
+    faults_drawing,
+    faults_ops,
+    faults_prompt,
+    faults_semantics,
+    faults_state,
+    faults_weights,
+)
 from qwenref.compare.faults_base import KINDS, LIBRARY, MODEL_KINDS, Fault
 from qwenref.errors import UnknownName, compose
 
