@@ -255,6 +255,18 @@ def test_a_request_goes_once_more_without_the_optional_field_that_was_named():
         asked(answer, body=body, optional=("top_k",))
 
 
+def test_optional_fields_refused_one_after_the_other_are_all_left_out():
+    def answer(request, handler):
+        for name in ("top_k", "min_p"):
+            if name in request.body:
+                raise Refused(400, {"error": {"message": "unknown", "param": name}})
+        return {"left": sorted(request.body)}
+
+    body = {"prompt": "x", "min_p": 0, "top_k": 0, "seed": 0}
+    found, seen = asked(answer, body=body, optional=("seed", "min_p", "top_k"))
+    assert found["left"].value == ["prompt", "seed"] and len(seen) == 3
+
+
 def test_where_no_field_is_named_every_optional_one_is_left_out_and_stays_so():
     def answer(request, handler):
         if len(request.body) > 1:

@@ -77,18 +77,22 @@ class Client:
     def post(self, path, body, *, limit=SMALL, optional=()):
         """What POST of a JSON body answers, as an `fields.Field`; `limit` is the most bytes it may have.
 
-        A server that refuses the request gets it once more without the `optional` fields: without the one it named
-        where it named one of them.  What it refused once is left out from then on, and is in `dropped`.
+        A server that refuses a field of `optional` by its name gets the request once more without it, and so on; one
+        that names none gets it once more without all of them.  What was refused is left out from then on, and is in
+        `dropped`.
         """
         body = {name: value for name, value in body.items() if name not in self.dropped}
-        try:
-            return self._ask("POST", path, body, limit)
-        except EngineRejected as error:
-            left_out = {error.field} if error.field in optional else set(optional)
-            left_out &= set(body)
-            if error.status not in (400, 422) or not left_out or (error.field and error.field not in optional):
-                raise
-        answer = self._ask("POST", path, {k: v for k, v in body.items() if k not in left_out}, limit)
+        left_out = set()
+        while True:
+            try:
+                answer = self._ask("POST", path, {k: v for k, v in body.items() if k not in left_out}, limit)
+                break
+            except EngineRejected as error:
+                further = {error.field} if error.field else set(optional)
+                further = further & set(optional) & set(body) - left_out
+                if error.status not in (400, 422) or not further:
+                    raise
+                left_out |= further
         self.dropped |= left_out
         return answer
 

@@ -7,6 +7,7 @@ from qwenref.compare.errors import EngineRejected
 from qwenref.errors import compose
 
 LONGEST = 300  # characters of what a server said
+FIELDS = 4  # of a request that a message shows
 ADVICE = {
     401: "give the key: key=..., or the environment variable QWENREF_API_KEY",
     403: "give a key that may do this, or start the engine with this route enabled",
@@ -33,10 +34,11 @@ def rejected(asked, status, raw, body, hide):
 
 
 def shown(value, depth=0):
-    """A request in short: long lists by their length, long texts by their beginning."""
+    """A request in short: its first fields, long lists by their length, long texts by their beginning."""
     if isinstance(value, dict):
-        inside = ", ".join(f"{name}: {shown(v, depth + 1)}" for name, v in value.items()) if depth < 2 else "..."
-        return "{" + inside + "}"
+        inside = [f"{name}: {shown(v, depth + 1)}" for name, v in list(value.items())[: FIELDS if depth < 2 else 0]]
+        more = len(value) - len(inside)
+        return "{" + ", ".join(inside + [f"and {more} more"] * (more > 0)) + "}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(shown(v, 2) for v in value)}]" if len(value) <= 4 else f"[{len(value):,} items]"
     if isinstance(value, str):
@@ -63,7 +65,8 @@ def _said(raw, body):
             return line(f"{'.'.join(map(str, detail['loc']))}: {_in(detail, 'msg')}"), where[-1]
     error = _in(told, "error")
     said = next((v for v in (_in(error, "message"), error, _in(told, "message"), _in(told, "detail")) if _is(v)), text)
-    field = _in(error, "param") or _in(told, "param")
+    named = _in(error, "param") or _in(told, "param")
+    field = named.rpartition(".")[2] if isinstance(named, str) else None
     return line(said), field if field in body else _named(said, body)
 
 

@@ -1,0 +1,40 @@
+"""What a checkpoint's files are, by content: the part of `config()` that two engines on one model have in common."""
+
+import hashlib
+from pathlib import Path
+
+from qwenref.hub import read_json
+from qwenref.template import find_templates
+
+_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "eos_token_id")
+
+
+def model_facts(folder):
+    """{"id", "config_sha256", "tokenizer_sha256", "template_sha256", "generation_config_sha256", "shards"} of a folder.
+
+    None for a file that is not there; shards are {name: bytes}, their content is not read.
+    """
+    folder = Path(folder)
+    template = find_templates(folder).get("default")
+    shards = sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")])
+    return {
+        "id": folder.name,
+        "config_sha256": _sha256(folder / "config.json"),
+        "tokenizer_sha256": _sha256(folder / "tokenizer.json"),
+        "template_sha256": None if template is None else hashlib.sha256(template[0].encode()).hexdigest(),
+        "generation_config_sha256": _sha256(folder / "generation_config.json"),
+        "shards": {path.name: path.stat().st_size for path in shards},
+    }
+
+
+def sampling_defaults(folder):
+    """What generation_config.json has an engine do unless a request says otherwise."""
+    said = read_json(Path(folder) / "generation_config.json")
+    return {name: said[name] for name in _DEFAULTS if name in said}
+
+
+def _sha256(path):
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None
