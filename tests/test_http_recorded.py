@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from standins.recording import NEW, K, replaying, talk
+from standins.recording import MESSAGES, NEW, K, replaying, talk
 
 import qwenref
 from qwenref.engines import adapter
@@ -88,3 +88,18 @@ def test_a_smaller_vocabulary_than_the_servers_is_a_breach_of_contract(kind, nam
 
     with pytest.raises(EngineContractViolation, match="0 to 99"):
         said(kind, name, vocab=100)
+
+
+@pytest.mark.parametrize("route", ["chat", "completions"])
+def test_openais_routes_of_llama_server_are_read_back_into_the_references_ids_and_log_probabilities(route, tiny):
+    found = said("openai+http", f"llama_server_{route}.json", tokenizer=tiny.tokenizer, route=route)
+    assert found["capabilities"].tier == "C" and found["capabilities"].kind == "raw"
+    prompt = qwenref.render(tiny.tokenizer, MESSAGES)
+    greedy = found["greedy"]
+    own = tiny.generate(prompt.ids, max_new_tokens=60)
+    assert greedy.output_ids == list(own.new_ids)[:-1] and greedy.finish == "stop"  # the end token has no text
+    ids = [*prompt.ids, *greedy.output_ids]
+    expected = log_softmax(tiny(np.array([ids])).logits[0][len(prompt.ids) - 1 :])
+    for t, row in enumerate(greedy.rows):
+        assert K - 1 <= len(row.ids) <= K  # a special token has no text on these routes
+        assert row.chosen == row.ids[0] and np.abs(row.logprobs - expected[t][row.ids]).max() < 0.01

@@ -8,13 +8,14 @@ from qwenref.engines.refusals import line
 from qwenref.errors import a_kind, compose
 
 LARGEST = 1 << 53  # of a whole number: JSON promises no more
+FARTHEST = 10**300  # below 0: a log-probability there is one of nothing
 
 
 def read(raw, asked, kind, hide=lambda text: text):
     """The `Field` of a body: JSON in UTF-8, every name once in its object, no deeper than Python's own limit.
 
-    NaN and infinities, which no JSON has and engines write nevertheless, are let through to where they are used: a
-    log-probability says which position it is of.
+    NaN and infinities, which no JSON has and engines write nevertheless, are refused where they are used, so that the
+    error of a log-probability says which position it is of.
     """
     try:
         text = raw.decode("utf-8")
@@ -107,14 +108,20 @@ class Field:
         return self.value
 
     def logprob(self):
-        """A number as JSON has them, NaN and infinities too: `checked` says which are log-probabilities."""
-        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
-            raise BadLogprobs(compose(f"{self.place}: no log-probability", found=_short(self.value)))
-        return self.value
+        """A number that is no NaN and not plus infinity; what else log-probabilities must be, `checked` knows."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise BadLogprobs(compose(f"{self.place}: no log-probability", found=_short(value), expected="a number"))
+        if abs(value) > LARGEST and value > 0 or value != value:
+            raise BadLogprobs(compose(f"{self.place}: no log-probability", found=_short(value), expected="0 at most"))
+        return float(max(value, -FARTHEST))
+
+    def id(self, vocab=None):
+        """A token id, below `vocab` where it is known."""
+        return self.whole(0, LARGEST if vocab is None else vocab - 1)
 
     def ids(self, vocab=None):
-        """A list of token ids, below `vocab` where it is known."""
-        return [item.whole(0, LARGEST if vocab is None else vocab - 1) for item in self.items()]
+        return [item.id(vocab) for item in self.items()]
 
     @property
     def place(self):

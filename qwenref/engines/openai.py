@@ -7,7 +7,7 @@ POST /v1/chat/completions  messages, max_tokens, temperature, top_p, presence_pe
   choices[0]               message.content, finish_reason ("stop", "length", ...)
     .logprobs.content      [{token, bytes, logprob, top_logprobs: [{token, bytes, logprob}]}]
 POST /v1/completions       prompt, the same fields; logprobs: K (5 at most in OpenAI's own)
-  choices[0].logprobs      tokens, token_logprobs, top_logprobs [{token: value}]
+  choices[0].logprobs      tokens, token_logprobs, top_logprobs [{token: value}]; or content, as in chat
   usage                    prompt_tokens, prompt_tokens_details.cached_tokens
 
 route="chat" sends a text as what a user says, so the server's template goes around it; route="completions" sends it as
@@ -49,14 +49,13 @@ class OpenAI(TextServed):
             answer = self._post("/v1/chat/completions", fields, n, k)
             choice = answer["choices"][0]
             text = choice["message"].get("content")
-            entries = choice.get("logprobs").get("content")
-            entries = entries.items() if entries.value is not None else None
+            entries = _entries(choice.get("logprobs"))
         else:
             fields["prompt"] = text_of(prompt, self.name)
             fields |= {"logprobs": k} if k else {}
             answer = self._post("/v1/completions", fields, n, k)
             choice = answer["choices"][0]
-            text, entries = choice["text"], _legacy(choice.get("logprobs"))
+            text, entries = choice["text"], _entries(choice.get("logprobs"))
         finish = choice["finish_reason"].text()
         usage = answer.get("usage")
         cached = usage.get("prompt_tokens_details").get("cached_tokens")
@@ -80,10 +79,15 @@ class OpenAI(TextServed):
         return self.client.post(path, fields, limit=self.room(n, k), optional=self.OPTIONAL)
 
 
+def _entries(given):
+    """Entries as chat has them; None where there are none.  llama.cpp's server has them on both routes."""
+    if "content" in given:
+        return given["content"].items()
+    return _legacy(given) if "tokens" in given and "token_logprobs" in given else None
+
+
 def _legacy(given):
     """Entries as chat has them, of the older form's three lists."""
-    if "tokens" not in given or "token_logprobs" not in given:
-        return None
     tokens, values = given["tokens"].items(), given["token_logprobs"].items()
     tops = (
         given["top_logprobs"].items()

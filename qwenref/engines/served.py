@@ -15,6 +15,7 @@ from qwenref.engines.stepping import SAMPLING, lacks
 from qwenref.errors import CapabilityMissing, InputError, compose
 
 ENTRY = 400  # bytes that one log-probability may take: id, number, the token as text and in bytes
+SAME = 1e-3  # two ways in which an engine writes one log-probability differ by rounding alone
 UNBOUNDED = 1 << 16  # log-probabilities a position, where the server has no bound and does not tell its vocabulary
 
 
@@ -203,6 +204,14 @@ def table(pairs, where):
             raise EngineContractViolation(compose(f"{where}: an id twice", found=f"id {id:,}"))
         found[id] = value
     return found
+
+
+def with_own(values, id, own):
+    """{id: log-probability} with the chosen id's, a `Field`; one that is in it already has to be the same."""
+    value = own.logprob()
+    if abs(values.setdefault(id, value) - value) > SAME:
+        raise own.wrong(f"{value:.9g}", f"{values[id]:.9g}, as in the list of the likeliest")
+    return values
 
 
 def row_of(values, k, vocab, where, chosen=None):

@@ -3,7 +3,7 @@
 import functools
 
 from qwenref.engines import checked
-from qwenref.engines.served import row_of
+from qwenref.engines.served import row_of, with_own
 from qwenref.engines.stepping import lacks
 
 NO_CHARACTER = "\ufffd"
@@ -48,7 +48,6 @@ class Spelling:
         if chosen is None:
             entry["logprob"].logprob()
             return None
-        own = entry["logprob"].logprob()
         values = {}
         for other in entry.get("top_logprobs").items() if "top_logprobs" in entry else []:
             id, value = self.id(other), other["logprob"].logprob()
@@ -56,8 +55,7 @@ class Spelling:
                 if id in values:
                     raise other.wrong(f"the token of id {id:,} a second time", "every token once")
                 values[id] = value
-        values.setdefault(chosen, own)
-        return row_of(values, max(k, 1), None, entry.place, chosen)
+        return row_of(with_own(values, chosen, entry["logprob"]), max(k, 1), None, entry.place, chosen)
 
 
 def as_text(engine, prompt, what):

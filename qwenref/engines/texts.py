@@ -65,7 +65,10 @@ class TextServed(Served):
         said = self.say(prompt, n, k, sampling)
         if ids is not None and said.prompt_count is not None:
             self.same_prompt(said.prompt_count, ids)
-        rows = self._spelling.rows(said.entries, k) if k and said.entries and self.tokenizer else []
+        entries = said.entries or []
+        if entries and said.finish == "stop" and _is_nothing(entries[-1]):
+            entries = entries[:-1]  # the end token, which has no text: which of them it was is not told
+        rows = self._spelling.rows(entries, k) if k and self.tokenizer else []
         whole = bool(rows) and None not in rows
         output = self.new_ids([row.chosen for row in rows], n) if whole else None
         stop_id = output[-1] if output and said.finish == "stop" and output[-1] in self._stops else None
@@ -81,6 +84,10 @@ class TextServed(Served):
         from qwenref.tokenizer import find_stop_ids
 
         return find_stop_ids(self.tokenizer.folder).ids
+
+
+def _is_nothing(entry):
+    return not entry["token"].text() and not entry.get("bytes").value
 
 
 def messages_of(prompt):

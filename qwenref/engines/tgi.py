@@ -16,7 +16,7 @@ GET /info          model_id, model_sha, model_dtype, version, max_total_tokens
 
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines.base import ALL, Capabilities, Completion
-from qwenref.engines.served import Served, most_allowed, row_of, table
+from qwenref.engines.served import Served, most_allowed, row_of, table, with_own
 from qwenref.engines.spelled import as_text
 
 TOO_MANY = 10**8
@@ -56,11 +56,11 @@ class TGI(Served):
         ids, text = as_text(self, prompt, "generate")
         answer = self._ask(text, n, k, sampling)
         details = answer["details"]
-        read = [item["id"].whole() for item in details["prefill"].items()] if "prefill" in details else []
+        read = [item["id"].id(self.vocab) for item in details["prefill"].items()] if "prefill" in details else []
         if ids is not None and read:
             self.same_prompt(read, ids)
         tokens = details["tokens"].items()
-        output = self.new_ids([token["id"].whole() for token in tokens], n)
+        output = self.new_ids([token["id"].id(self.vocab) for token in tokens], n)
         finish = details["finish_reason"].text()
         return Completion(
             read or ids,
@@ -74,7 +74,7 @@ class TGI(Served):
 
     def tokenize(self, text):
         answer = self.client.post("/tokenize", {"inputs": text}, limit=self.room(len(text), 0))
-        return [item["id"].whole() for item in answer.items()]
+        return [item["id"].id(self.vocab) for item in answer.items()]
 
     @property
     def model(self):
@@ -109,8 +109,7 @@ class TGI(Served):
             raise details["top_tokens"].wrong(f"{len(tops)} lists", f"{len(tokens)}, one per token")
         rows = []
         for token, top in zip(tokens, tops, strict=True):
-            id = token["id"].whole()
-            values = table([(item["id"].whole(), item["logprob"].logprob()) for item in top.items()], top.place)
-            values.setdefault(id, token["logprob"].logprob())
-            rows.append(row_of(values, k, self.vocab, top.place, id))
+            id = token["id"].id(self.vocab)
+            values = table([(item["id"].id(self.vocab), item["logprob"].logprob()) for item in top.items()], top.place)
+            rows.append(row_of(with_own(values, id, token["logprob"]), k, self.vocab, top.place, id))
         return rows

@@ -18,7 +18,7 @@ softmax(logits) in any case.  On a CPU, version 0.32 ends at a prompt of one id 
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Prompt, Scores
-from qwenref.engines.served import Served, dense_rows, most_allowed, row_of, table
+from qwenref.engines.served import Served, dense_rows, most_allowed, row_of, table, with_own
 
 TOO_MANY = 10**8  # log-probabilities that no server gives: it says how many it does
 MARK = "token_id:"
@@ -159,16 +159,16 @@ class VLLM(Served):
     def _rows_of(self, choice, k, count, chosen=True):
         """Rows of what was generated, the chosen id among them."""
         given = choice["logprobs"]
-        tokens, tops = given["tokens"].items(), given["top_logprobs"].items()
-        if len(tokens) != count or len(tops) != count:
-            raise given.wrong(f"{len(tokens)} tokens and {len(tops)} lists", f"{count} of both, as many as ids")
+        tokens, tops, owns = (given[name].items() for name in ("tokens", "top_logprobs", "token_logprobs"))
+        if not len(tokens) == len(tops) == len(owns) == count:
+            raise given.wrong(f"{len(tokens)}, {len(tops)} and {len(owns)}", f"{count} of each, as many as ids")
         ids = [_id(token, token.text()) for token in tokens]
         if chosen and ids != choice["token_ids"].value:
             raise given["tokens"].wrong("other ids", "those of token_ids")
         rows = []
-        for id, top in zip(ids, tops, strict=True):
+        for id, top, own in zip(ids, tops, owns, strict=True):
             values = table([(_id(top, name), top[name].logprob()) for name in top.object()], top.place)
-            row = row_of(values, k, self.vocab, top.place, id)
+            row = row_of(with_own(values, id, own), k, self.vocab, top.place, id)
             rows.append(row if chosen else row._replace(chosen=None, chosen_logprob=None))
         return rows
 

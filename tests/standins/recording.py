@@ -17,17 +17,21 @@ from standins.serving import Refused, serving
 TEXT = "How much is 31 plus 23?"
 MESSAGES = [{"role": "user", "content": TEXT}]
 NEW, K = 6, 4
+RENDERED = f"<|im_start|>user\n{TEXT}<|im_end|>\n<|im_start|>assistant\n<think>\n"  # of the embedded model's template
 
 
 def talk(engine):
-    """What is asked of every engine; {name: what came}."""
-    found = {"capabilities": engine.capabilities(), "tokens": engine.tokenize(TEXT)}
-    found["prompt"] = engine.render(MESSAGES, enable_thinking=False)
-    ids = found["tokens"][:6]
-    found["scores"] = engine.score(ids, K)
-    found["greedy"] = engine.generate(found["prompt"].ids, NEW, K)
-    found["drawn"] = engine.generate(ids, 2, 2, {"temperature": 1.0, "top_k": 5, "seed": 1})
-    found["config"] = engine.config()
+    """What is asked of every engine that can; {name: what came}."""
+    able = engine.capabilities()
+    found = {"capabilities": able, "config": engine.config()}
+    if able.tier == "A":
+        found["tokens"] = engine.tokenize(TEXT)
+        found["prompt"] = engine.render(MESSAGES, enable_thinking=False)
+        found["scores"] = engine.score(found["tokens"][:6], K)
+        found["greedy"] = engine.generate(found["prompt"].ids, NEW, K)
+        found["drawn"] = engine.generate(found["tokens"][:6], 2, 2, {"temperature": 1.0, "top_k": 5, "seed": 1})
+    else:
+        found["greedy"] = engine.generate(MESSAGES if engine.messages else RENDERED, 60, K)
     return found
 
 
@@ -52,8 +56,8 @@ def _key(method, path, body):
     return method, path, json.dumps(body, sort_keys=True)
 
 
-def record(kind, address, path):
-    """Writes down what a server answers to `talk`."""
+def record(kind, address, path, *options):
+    """Writes down what a server answers to `talk`; options as name=value."""
     exchanges = []
 
     def answer(request, handler):
@@ -73,7 +77,7 @@ def record(kind, address, path):
         return response
 
     with serving(answer) as (url, _):
-        talk(adapter(kind).open(url))
+        talk(adapter(kind).open(url, **dict(option.split("=", 1) for option in options)))
     Path(path).write_text("[\n" + ",\n".join(json.dumps(e) for e in exchanges) + "\n]\n", encoding="utf-8")
 
 
