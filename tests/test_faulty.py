@@ -6,6 +6,7 @@ import pytest
 import qwenref
 from qwenref.compare.faults import LIBRARY, find
 from qwenref.compare.faulty import FaultyReference
+from qwenref.compare.planted import ROWS
 from qwenref.engines import ALL
 from qwenref.errors import CapabilityMissing, InputError, UnknownName
 from qwenref.logprobs import log_softmax
@@ -181,3 +182,18 @@ def test_every_row_of_the_self_test_has_its_fault():
     numbers = {fault.number for fault in LIBRARY.values()} - {None}
     elsewhere = {28, 30, 35, 37}  # experts; weights of the engine; no repetition; two faults at once
     assert numbers == set(range(1, 40)) - elsewhere
+
+
+def test_every_row_of_the_self_test_is_planted(tiny):
+    assert {row.number for row in ROWS} == set(range(1, 40)) - {28}
+    assert len({row.id + row.suite for row in ROWS}) == len(ROWS)
+    left = {row.id for row in ROWS if not row.fits(tiny)}
+    assert left == {"04 rope-theta-1e4", "09 head-untied"}  # what the embedded model has by right
+
+
+def test_the_sides_of_a_row_are_a_sound_model_and_an_engine_with_its_fault(tiny, ids):
+    for row in ROWS:
+        if row.number in (24, 26, 30) and row.fits(tiny):
+            model, engine = row.sides(tiny)
+            same = np.array_equal(engine.score(ids, 1).dense, model([ids]).logits[0])
+            assert same == row.weights and (model is tiny) == (row.probe is None and not row.weights), row.id

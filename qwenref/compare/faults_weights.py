@@ -18,6 +18,16 @@ def _tied(model, layers):
     model.tie_weights()
 
 
+def _small_keys(model, layers):
+    """Taps of the convolution of DeltaNet's keys, a thousandth: keys so short that an eps counts."""
+    for layer in model.text_model.layers:
+        if layer.layer_type == "linear_attention":
+            mixer = layer.linear_attn
+            taps = np.array(mixer.conv1d.weight.numpy())
+            taps[mixer.key_dim : 2 * mixer.key_dim] *= taps.dtype.type(1e-3)
+            mixer.conv1d.weight = Parameter(taps)
+
+
 def _untied(model, layers):
     """A head nobody loaded: numbers as a fresh one has."""
     shape, dtype = model.lm_head.weight.shape, model.lm_head.weight.dtype
@@ -123,6 +133,8 @@ _weights("half-zero", "half of the columns of a down projection are zeros",
 _weights("shards-swapped", "the two halves of a down projection have changed places", _down(lambda a, b: (b, a)),
          sites=_halves, family="shards")
 _weights("transposed", "a square matrix is transposed", _transposed, sites=_with_square)
+_weights("keys-small", "keys of DeltaNet a thousandth as long: a probe for eps", _small_keys, None, hypothesis=False,
+         applies=lambda model: "linear_attention" in model.config.text_config.layer_types)
 # fmt: on
 
 
