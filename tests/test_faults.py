@@ -5,7 +5,7 @@ import pytest
 from text_configs import CONFIGS, text_config
 
 import qwenref
-from qwenref.compare.faults import KINDS, LIBRARY, MODEL_KINDS, find, hypotheses
+from qwenref.compare.faults import KINDS, LIBRARY, MODEL_KINDS, find, hypotheses, places
 from qwenref.errors import InputError, UnknownName
 
 PROMPT, NEW = 100, 5
@@ -22,14 +22,14 @@ def model():
 
 def model_of(fault, model):
     """The shared model, or another that has what the fault changes."""
-    if fault.fits(model):
+    if placed(fault, model).fits(model):
         return model
     rope = MODEL["rope_parameters"] | {"rope_theta": 1e6}
     return qwenref.from_config(MODEL | {"tie_word_embeddings": True, "rope_parameters": rope}, seed=5, dtype="float32")
 
 
 def placed(fault, model):
-    return fault if fault.sites is None else fault.at(*fault.sites(model)[0])
+    return places(fault, model)[0]
 
 
 def logits(model, ids=IDS, prompt=PROMPT, numerics="fp64"):
@@ -63,7 +63,7 @@ def test_a_fault_shows_in_the_calls_it_is_about_and_in_no_other(name, model, sou
 def test_the_given_model_keeps_its_weights_its_hooks_and_its_bits(model, sound):
     before = {name: (id(p), p.tobytes()) for name, p in model.named_parameters()}
     for name in IN_MODEL:
-        if LIBRARY[name].fits(model):
+        if placed(LIBRARY[name], model).fits(model):
             logits(placed(LIBRARY[name], model).open(model), IDS[:3], 2)
     assert {name: (id(p), p.tobytes()) for name, p in model.named_parameters()} == before
     assert all(np.array_equal(a, b) for a, b in zip(logits(model), sound, strict=True))
@@ -91,9 +91,9 @@ def test_names_are_unique_and_find_finds_what_it_names(model):
     assert len({fault.what for fault in LIBRARY.values()}) == len(LIBRARY)
     for fault in hypotheses(model):
         assert find(fault.name) == fault
-    assert find("layers-swapped@0,1/prefill").on == "prefill"
-    assert find("gate-off/decode").name == "gate-off/decode"
-    for name in ("gate-of", "gate-off/later", "gate-off@x", "gate-off@"):
+    assert find("int4-g32@1/prefill").on == "prefill" and find("gate-off/decode").name == "gate-off/decode"
+    whole = ("layers-swapped@0,1/decode", "state-stale-64@1", "head-tied/prefill", "bos-added@1", "bos-added/decode")
+    for name in ("gate-of", "gate-off/later", "gate-off@x", "gate-off@", *whole):
         with pytest.raises(UnknownName):
             find(name)
 
@@ -129,3 +129,74 @@ def test_a_fault_a_model_cannot_have_says_so():
         find("layers-swapped@0,9").open(model)
     with pytest.raises(InputError, match="kind"):
         find("gate-off").prompt([1], model)
+
+
+def test_a_fault_of_one_layer_leaves_the_others_alone(model):
+    at = ["layers.2.self_attn.gated", "layers.3.self_attn.gated"]
+
+    def gated(model):
+        with qwenref.capture(model, *at, "layers.2.self_attn.context", "layers.3.self_attn.context") as values:
+            model([IDS])
+        return [np.array_equal(values[name], values[name.replace("gated", "context")]) for name in at]
+
+    assert gated(model) == [False, False] and gated(find("gate-off").open(model)) == [True, True]
+    assert gated(find("gate-off@3").open(model)) == [False, True]
+    with pytest.raises(InputError):
+        find("gate-off@4").open(model)
+    with pytest.raises(InputError, match="nothing it could change"):
+        find("rope-theta-1e4@2").open(model)
+
+
+@pytest.mark.parametrize("name", IN_MODEL)
+def test_decode_in_one_call_is_decode_token_by_token(name, model):
+    own = model_of(LIBRARY[name], model)
+    faulty = placed(LIBRARY[name], own).open(own)
+    _, single = logits(faulty)
+    with qwenref.numerics("fp64"):
+        cache = qwenref.Cache(faulty)
+        faulty(IDS[None, :PROMPT], cache=cache)
+        together = faulty(IDS[None, PROMPT:], cache=cache).logits[0]
+    np.testing.assert_allclose(together, single, rtol=0, atol=1e-9)
+
+
+def test_faults_go_with_every_rounding_variant_and_with_padded_batches(model):
+    mask = np.ones((2, 80), int)
+    mask[0, :7] = 0
+    ids = np.where(mask, IDS[None, :80], 0)
+    for number, name in enumerate(IN_MODEL):
+        if not placed(LIBRARY[name], model).fits(model):
+            continue
+        faulty = placed(LIBRARY[name], model).open(model)
+        with qwenref.numerics.jitter(number):
+            cache = qwenref.Cache(faulty, batch=2)
+            faulty(ids, attention_mask=mask, cache=cache)
+            found = faulty([[5], [6]], cache=cache).logits
+            alone = qwenref.Cache(faulty)
+            faulty(ids[:1, 7:], cache=alone)
+            row = faulty([[5]], cache=alone).logits
+        assert np.isfinite(found).all() and found.dtype == np.float32, name
+        assert np.array_equal(found[0], row[0]), name
+
+
+def test_arguments_by_place_and_by_older_names_are_those_of_any_model(model):
+    faulty = find("conv-no-history").open(find("state-padded").open(model))
+    ids, caches = IDS[None, :9], [qwenref.Cache(model) for _ in range(3)]
+    for arguments, options in (
+        ((ids, None, None, caches[0]), {}),
+        ((ids,), {"cache": caches[1]}),
+        ((), {"input_ids": ids, "past_key_values": caches[2]}),
+    ):
+        faulty(*arguments, **options)
+        last = faulty([[3]], cache=options.get("cache") or options.get("past_key_values") or arguments[3]).logits
+        assert np.array_equal(last, faulty([[3]], cache=_after(faulty, ids)).logits)
+    assert faulty(ids).cache is None and faulty(ids, use_cache=True).cache.length == 9
+    with pytest.raises(TypeError, match="pixels"):
+        faulty(ids, pixels=1)
+    with pytest.raises(InputError, match="two caches"):
+        faulty(ids, cache=caches[0], past_key_values=caches[1])
+
+
+def _after(model, ids):
+    cache = qwenref.Cache(model)
+    model(ids, cache=cache)
+    return cache

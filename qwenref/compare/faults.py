@@ -31,7 +31,10 @@ def find(name):
     known = base in LIBRARY and (not side or side in _SIDES) and all(n.isdigit() for n in layers.split(",") if at)
     if not known:
         raise UnknownName(compose(f"fault {name!r}: there is none", expected=", ".join(LIBRARY)))
-    fault = LIBRARY[base].at(*map(int, layers.split(","))) if at else LIBRARY[base]
+    fault = LIBRARY[base]
+    if (side and not fault.confined) or (at and not fault.confined and fault.sites is None):
+        raise UnknownName(compose(f"fault {name!r}: {base} is one of the whole model", do=f"find({base!r})"))
+    fault = fault.at(*map(int, layers.split(","))) if at else fault
     return fault.during(side) if side else fault
 
 
@@ -39,9 +42,14 @@ def hypotheses(model, kinds=KINDS):
     """Faults of these kinds that the model can have: those of single layers once for each place."""
     found = []
     for fault in LIBRARY.values():
-        if fault.hypothesis and fault.kind in kinds and fault.fits(model):
-            found += [fault] if fault.sites is None else [fault.at(*layers) for layers in fault.sites(model)]
+        if fault.hypothesis and fault.kind in kinds:
+            found += [one for one in places(fault, model) if one.fits(model)]
     return found
 
 
-__all__ = ["KINDS", "LIBRARY", "MODEL_KINDS", "Fault", "find", "hypotheses"]
+def places(fault, model):
+    """The fault, or where it is one of single layers, the faults it is in each place the model has for it."""
+    return [fault] if fault.sites is None else [fault.at(*layers) for layers in fault.sites(model)]
+
+
+__all__ = ["KINDS", "LIBRARY", "MODEL_KINDS", "Fault", "find", "hypotheses", "places"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from qwenref.compare.faults_model import opened
+from qwenref.compare.faults_model import nothing_to_change, opened
 from qwenref.errors import InputError, compose
 
 MODEL_KINDS = ("config", "kernels", "state", "weights", "quantization", "semantics")
@@ -42,9 +42,7 @@ class Fault:
         """A model of its own with the fault in it over the same weights; `model` stays what it is."""
         self._only(*MODEL_KINDS)
         if not self.fits(model):
-            raise InputError(
-                compose(f"fault {self.name}: this model has nothing it could change", do="ask hypotheses(model)")
-            )
+            raise nothing_to_change(self)
         return opened(model, (self,))
 
     def prompt(self, ids, model):
@@ -70,9 +68,16 @@ class Fault:
 
     def fits(self, model):
         """Whether the model has what the fault changes."""
-        if self.sites is not None and self.layers and self.layers not in self.sites(model):
+        if self.sites is not None and self.layers not in self.sites(model):
+            return False
+        if any(layer >= model.config.text_config.num_hidden_layers for layer in self.layers):
             return False
         return self.applies is None or bool(self.applies(model))
+
+    @property
+    def confined(self):
+        """Whether single layers, and prefill or decode alone, can have it; those with `sites` have layers anyway."""
+        return getattr(self.mechanism, "confined", False)
 
     def at(self, *layers):
         """The same fault in these layers alone."""

@@ -9,6 +9,7 @@ its numbers.  Three mechanisms are enough for every fault of the library:
 """
 
 import functools
+import inspect
 import weakref
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -17,7 +18,9 @@ import numpy as np
 
 from qwenref import _C
 from qwenref.cache import Cache
+from qwenref.errors import InputError, compose
 from qwenref.loading import build
+from qwenref.model import LanguageModel
 from qwenref.numerics import Profile, active
 from qwenref.rounding import Base
 
@@ -73,22 +76,29 @@ class _Switched(Profile):
 
 
 class Ops:
-    """Ops replaced inside the modules called `where`: a class of modules, or the last part of a path.
+    """Ops replaced inside the modules called `where`: a class of the text model, or the last part of a path.
 
     Keywords: op=function(here, was, *args, **outputs), `was` being the op that would have run.  Or `make`, a function
     of a Here to {op: callable}.
     """
+
+    confined = True  # whether single layers, and prefill or decode alone, can have the fault
 
     def __init__(self, where, make=None, **functions):
         self.where = (where,) if isinstance(where, str) else tuple(where)
         self.make = make or functools.partial(_bound, functions)
 
     def install(self, model, fault):
-        for path, module in model.named_modules():
-            if path.startswith("model.visual."):
-                continue
-            if {type(module).__name__, path.rpartition(".")[2]} & set(self.where) and _in_layers(path, fault.layers):
-                _rewire(module, functools.partial(self._run, fault.on))
+        found = [module for path, module in model.named_modules() if self._meant(path, module, fault.layers)]
+        if not found:
+            raise nothing_to_change(fault)
+        for module in found:
+            _rewire(module, functools.partial(self._run, fault.on))
+
+    def _meant(self, path, module, layers):
+        called = {type(module).__name__, path.rpartition(".")[2]}
+        inside = not layers or any(f".layers.{layer}." in path for layer in layers)
+        return inside and not called.isdisjoint(self.where)
 
     def _run(self, on, forward, module, args, kwargs):
         phase = _phase.get() or _ALONE
@@ -109,6 +119,8 @@ def _bound(functions, here):
 class Weights:
     """Parameters replaced: `change(model, layers)` gets the twin and the layers a fault names."""
 
+    confined = False
+
     def __init__(self, change):
         self.change = change
 
@@ -119,6 +131,8 @@ class Weights:
 class Calls:
     """What a cache holds changed before a call: `change(model, cache, phase, tokens)` with int64 [B] tokens to come."""
 
+    confined = False
+
     def __init__(self, change):
         self.change = change
 
@@ -126,17 +140,16 @@ class Calls:
         _rewire(model, self._run)
 
     def _run(self, forward, model, args, kwargs):
-        tokens = _tokens(*args, **kwargs)
-        cache = Cache(model, len(tokens)) if kwargs.get("cache") is None else kwargs["cache"]
-        kept = kwargs.get("cache") is not None or kwargs.get("use_cache", False)
-        self.change(model, cache, _phase.get() or _ALONE, tokens)
-        result = forward(*args, **{**kwargs, "cache": cache})
-        if not kept:
+        tokens, cache = _tokens(**kwargs), kwargs.get("cache")
+        made = Cache(model, len(tokens)) if cache is None else cache
+        self.change(model, made, _phase.get() or _ALONE, tokens)
+        result = forward(**{**kwargs, "cache": made})
+        if cache is None and not kwargs.get("use_cache"):
             result.cache = None
         return result
 
 
-def _tokens(input_ids=None, attention_mask=None, inputs_embeds=None, **others):
+def _tokens(input_ids=None, inputs_embeds=None, attention_mask=None, **others):
     """int64 [B], the tokens of a call that are no pads."""
     given = np.asarray(inputs_embeds)[:, :, 0] if input_ids is None else np.atleast_2d(input_ids)
     if attention_mask is None:
@@ -175,19 +188,32 @@ class _Phases:
         self.decoded = weakref.WeakKeyDictionary()  # {cache: calls that found tokens in it}
 
     def __call__(self, forward, model, args, kwargs):
-        older = kwargs.pop("past_key_values", None)
-        cache = kwargs["cache"] = kwargs.get("cache") if older is None else older
+        kwargs = _by_name(model, args, kwargs)
+        cache = kwargs.get("cache")
         before = None if cache is None else cache.length
         decoding = before is not None and bool(before.any())
         calls = self.decoded.get(cache, 0) if decoding else 0
         token = _phase.set(Phase(decoding, decoding and not calls, before))
         try:
-            result = forward(*args, **kwargs)
+            result = forward(**kwargs)
         finally:
             _phase.reset(token)
         if cache is not None:
             self.decoded[cache] = calls + decoding
         return result
+
+
+def _by_name(model, args, kwargs):
+    """The arguments of a call of a model by their names; a cache by its older name too, where it has no other."""
+    given = _SIGNATURE.bind(model, *args, **kwargs).arguments
+    given = {name: value for name, value in given.items() if name not in ("self", "unknown")}
+    older = {name: kwargs[name] for name in kwargs if name not in given}
+    if given.get("cache") is None and older.get("past_key_values") is not None:
+        given["cache"] = older.pop("past_key_values")
+    return given | older
+
+
+_SIGNATURE = inspect.signature(LanguageModel.forward)
 
 
 def _rewire(module, around):
@@ -201,5 +227,8 @@ def _rewire(module, around):
     module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
-def _in_layers(path, layers):
-    return not layers or any(f".layers.{layer}." in f".{path}." for layer in layers)
+def nothing_to_change(fault):
+    """The error for a fault that a model cannot have."""
+    return InputError(
+        compose(f"fault {fault.name}: this model has nothing it could change", do="ask hypotheses(model)")
+    )

@@ -189,14 +189,14 @@ class _Rounded:
         return made
 
 
-class Rounding:
+class Rounding(Ops):
     """Every projection of the layers over weights in few bits; embedding, convolution, norms and head as they are."""
 
     def __init__(self, rounded):
         self.rounded = rounded
 
     def install(self, model, fault):
-        Ops(PROJECTIONS, linear=_Rounded(self.rounded)).install(model, fault)
+        Ops(PROJECTIONS, linear=_Rounded(self.rounded)).install(model, fault)  # each twin holds its own
 
 
 PROJECTIONS = (

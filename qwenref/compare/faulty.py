@@ -38,7 +38,6 @@ class FaultyReference(Reference):
         self._requests, self._opened, self._context, self._prompt_length = 0, {}, [], None
         super().__init__(model, numerics, name="faulty reference")
         self._vary(jitter)
-        self.in_pieces = False  # a prompt in several calls would be decode to a fault
         for fault in self._of("stop"):
             self.stop_ids = tuple(sorted(fault.stops(model)))
 
@@ -139,6 +138,8 @@ class FaultyReference(Reference):
         self.profile = qwenref.numerics(self._numerics).profile
         if seed is not None:
             self.profile = variant(seed, base=self._numerics).profile
+        # To a fault, a prompt in several calls would be decode.
+        self.in_pieces = self.profile.splits_freely and not self._of(*MODEL_KINDS)
 
     def _changed(self, ids, *families):
         for fault in self._of("prompt"):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from qwenref.compare.faults import find
+from qwenref.compare.faults import find, places
 from qwenref.compare.faulty import FaultyReference
 
 CONFIG_OR_KERNELS = ("config", "kernels")
@@ -18,7 +18,7 @@ class Planted(NamedTuple):
     """An engine with a fault, and the verdict it has to get.
 
     number    the row; several engines may share one
-    faults    names, or (name, ...) with "*" for the first place of a fault of single layers
+    faults    names; a fault of single layers is planted in the first place there is
     status    those that may be said, the one expected first
     causes    those that may be said
     named     whether the replay has to name the fault itself
@@ -54,14 +54,12 @@ class Planted(NamedTuple):
 
     def resolved(self, model):
         """The Faults, those of single layers in the first place the model has for them."""
-        named = [find(name.removesuffix("@*")) for name in self.faults]
-        return tuple(fault if fault.sites is None else fault.at(*fault.sites(model)[0]) for fault in named)
+        return tuple(places(find(name), model)[0] for name in self.faults)
 
     def fits(self, model):
         """Whether the model can have these faults."""
-        return all(
-            (fault.sites is None or fault.sites(model)) and fault.fits(model) for fault in map(find, self._names)
-        )
+        found = [places(find(name), model) for name in self.faults]
+        return all(here and here[0].fits(model) for here in found)
 
     def sides(self, model):
         """(the reference's model, the engine)."""
@@ -69,10 +67,6 @@ class Planted(NamedTuple):
         faults = self.resolved(base)
         engine = FaultyReference(base, *faults, tier=self.tier, **self.options)
         return engine.model if self.weights else base, engine
-
-    @property
-    def _names(self):
-        return [name.removesuffix("@*") for name in self.faults]
 
 
 def _same(number, *faults, finding=None, **facts):
@@ -132,10 +126,10 @@ ROWS = (
     _same(24, "l2norm-sum", finding="undetectable"),
     _off(24, "l2norm-eps-1e-5", causes="kernels", probe="keys-small"),
     _off(25, "rms-eps-1e-5", causes="config"),
-    _off(26, "shards-swapped@*", causes="weights"),
-    _off(26, "layers-swapped@*", causes="weights"),
-    _off(26, "mlp-borrowed@*", causes="weights"),
-    _off(26, "shard-zero@*", causes="weights"),
+    _off(26, "shards-swapped", causes="weights"),
+    _off(26, "layers-swapped", causes="weights"),
+    _off(26, "mlp-borrowed", causes="weights"),
+    _off(26, "shard-zero", causes="weights"),
     _off(27, "dt-bias-off", causes="kernels"),
     _off(27, "A-log-sign", causes="kernels"),
     _off(27, "beta-raw", causes="kernels"),
