@@ -1,25 +1,19 @@
 """The reference behind each engine's form of JSON, read back over HTTP: to the bit what it is in process."""
 
-import importlib
+import contextlib
 import json
 
 import numpy as np
 import pytest
-from standins.serving import serving
+from standins.opening import CHAT, IDS_IN, STANDIN, TEXT_IN, behind
+from standins.rows import half, same_rows
 
 from qwenref.compare.errors import EngineContractViolation, EngineRejected
-from qwenref.engines import ADAPTERS, adapter, reference
+from qwenref.engines import ADAPTERS, reference
 from qwenref.errors import CapabilityMissing, InputError
 
 TEXT = "How much is 31 plus 23? 日本 🍎"
 MESSAGES = [{"role": "user", "content": "Say hello."}]
-STANDIN = {
-    "vllm+http": "vllm", "sglang+http": "sglang", "llama+http": "llama_server", "ollama+http": "ollama",
-    "tgi+http": "tgi", "lmstudio+http": "lmstudio", "openai+http": "openai",
-}  # fmt: skip
-IDS_IN = ("vllm+http", "sglang+http", "llama+http")
-TEXT_IN = ("ollama+http", "tgi+http", "openai+http")
-CHAT = ("lmstudio+http", "openai+http")
 
 
 @pytest.fixture(scope="module")
@@ -38,38 +32,12 @@ def prompt(tiny):
 
 
 @pytest.fixture
-def served(tiny, tokenizer, request):
-    """served(kind, **how): the adapter of a kind before a stand-in around the reference."""
-    servers = []
-
-    def start(kind, how=None, around=None, **options):
-        standin = importlib.import_module(f"standins.{STANDIN[kind]}")
-        server = serving(standin.answering(around or tiny, tokenizer, **(how or {})))
-        url, seen = server.__enter__()
-        servers.append(server)
-        if kind in ("sglang+http", *TEXT_IN, *CHAT):
-            options.setdefault("vocab" if kind == "sglang+http" else "tokenizer", 1280 if "sg" in kind else tokenizer)
-        if kind == "openai+http":
-            options.setdefault("route", "completions")
-        engine = adapter(kind).open(url, **options)
-        engine.seen = seen
-        return engine
-
-    yield start
-    for server in servers:
-        server.__exit__(None, None, None)
-
-
-def half(tokenizer, id):
-    """Whether a token has bytes of no whole character."""
-    return "\ufffd" in tokenizer.token_bytes(id).decode("utf-8", "replace")
-
-
-def same_rows(found, expected):
-    assert len(found) == len(expected)
-    for row, own in zip(found, expected, strict=True):
-        assert row.ids.tolist() == own.ids.tolist() and row.logprobs.tolist() == own.logprobs.tolist()
-        assert (row.chosen, row.chosen_logprob) == (own.chosen, own.chosen_logprob)
+def served(tiny, tokenizer):
+    """served(kind, how, around, **options): the adapter of a kind before a stand-in around the reference."""
+    with contextlib.ExitStack() as stack:
+        yield lambda kind, how=None, around=None, **options: stack.enter_context(
+            behind(kind, around or tiny, tokenizer, how, **options)
+        )
 
 
 def test_every_http_adapter_of_the_table_has_a_stand_in():

@@ -1,13 +1,12 @@
 """Answers with one value changed: an adapter refuses them, or what it makes of them is ids and log-probabilities."""
 
 import copy
-import importlib
 import json
 from types import SimpleNamespace
 
 import pytest
+from standins.opening import IDS_IN, STANDIN, answering
 from standins.serving import Refused
-from test_http_engines import IDS_IN, STANDIN
 
 from qwenref.compare.errors import CompareError
 from qwenref.engines import adapter, fields, reference, refusals
@@ -49,8 +48,7 @@ def engine(request, tiny):
     how = {} if kind in IDS_IN else {"tokenizer": tiny.model.tokenizer}
     engine = adapter(kind).open("http://127.0.0.1:9", model="tiny", vocab=1280, **how)
     engine.client.close()
-    standin = importlib.import_module(f"standins.{STANDIN[kind]}").answering(tiny, tiny.model.tokenizer)
-    engine.client = Told(standin, engine.OPTIONAL)
+    engine.client = Told(answering(kind, tiny, tiny.model.tokenizer), engine.OPTIONAL)
     engine.client.get = engine.client.post = engine.client.ask
     engine.capabilities()  # with the right answers: only those to `ask` are changed
     engine.client.answers.clear()

@@ -1,6 +1,7 @@
 """An answer in JSON, read field by field: what is missing or of another kind is an error that says where."""
 
 import json
+import math
 
 from qwenref.checks import is_whole
 from qwenref.compare.errors import BadLogprobs, EngineContractViolation, EngineRejected
@@ -8,7 +9,7 @@ from qwenref.engines.refusals import line
 from qwenref.errors import a_kind, compose
 
 LARGEST = 1 << 53  # of a whole number: JSON promises no more
-FARTHEST = 10**300  # below 0: a log-probability there is one of nothing
+NOTHING = -9999  # and below: how vLLM and OpenAI's form write minus infinity; llama.cpp writes the least float32
 
 
 def read(raw, asked, kind, hide=lambda text: text):
@@ -114,7 +115,7 @@ class Field:
             raise BadLogprobs(compose(f"{self.place}: no log-probability", found=_short(value), expected="a number"))
         if abs(value) > LARGEST and value > 0 or value != value:
             raise BadLogprobs(compose(f"{self.place}: no log-probability", found=_short(value), expected="0 at most"))
-        return float(max(value, -FARTHEST))
+        return float(value) if value > NOTHING else -math.inf
 
     def id(self, vocab=None):
         """A token id, below `vocab` where it is known."""

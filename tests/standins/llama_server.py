@@ -1,5 +1,6 @@
 """The JSON of llama.cpp's server around any engine: no log-probabilities of a prompt, none inside of a character."""
 
+from qwenref.engines import ALL
 from standins.engine import Behind, pairs
 from standins.serving import Refused
 
@@ -35,25 +36,29 @@ def answering(engine, tokenizer):
 
 def _completed(behind, body):
     k = body.get("n_probs", 0)
+    forced = [id for id, bias in body.get("logit_bias", []) if bias > 100]  # what comes out is known
     fields = {**body, "repetition_penalty": body["repeat_penalty"]}
-    done = behind.generate(body["prompt"], body["n_predict"], k, fields)
-    output, rows = done.output_ids, done.rows
-    stop = STOPS[done.finish]
-    for id, bias in body.get("logit_bias", []):
-        if bias > 100:  # what a bias as large as that has come out is known
-            value = behind.score([*body["prompt"], id], k).rows[-2].chosen_logprob
-            output, rows, stop = [id], [done.rows[0]._replace(chosen=id, chosen_logprob=value)], "limit"
+    done = behind.generate(body["prompt"], body["n_predict"], ALL if forced else k, fields)
+    output, rows, stop = done.output_ids, done.rows, STOPS[done.finish]
+    if forced:
+        output, rows, stop = forced, [_drawn(done.rows[0], forced[0], k)], "limit"
     found = {
         "content": behind.tokenizer.decode(output),
         "tokens": output,
         "stop_type": stop,
-        "tokens_evaluated": len(body["prompt"]),
+        "tokens_evaluated": len(done.prompt_ids),
         "truncated": False,
         "timings": {"cache_n": 0},
     }
     if k:
         found["completion_probabilities"] = _entries(behind, output, rows)
     return found
+
+
+def _drawn(row, id, k):
+    """The k likeliest of a whole row, with another id drawn."""
+    value = dict(pairs(row)).get(id, float("-inf"))
+    return row._replace(ids=row.ids[:k], logprobs=row.logprobs[:k], chosen=id, chosen_logprob=value)
 
 
 def _entries(behind, ids, rows):

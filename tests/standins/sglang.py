@@ -28,7 +28,7 @@ def _generated(behind, body):
     k = body.get("top_logprobs_num", 0)
     done = behind.generate(ids, asked["max_new_tokens"], k, {**asked, "seed": asked.get("sampling_seed")})
     reason = {"type": "stop", "matched": done.stop_id} if done.finish == "stop" else {"type": "length", "length": 1}
-    told = {"id": "1", "finish_reason": reason, "prompt_tokens": len(ids), "cached_tokens": 0}
+    told = {"id": "1", "finish_reason": reason, "prompt_tokens": len(done.prompt_ids), "cached_tokens": 0}
     told["completion_tokens"] = len(done.output_ids)
     if body.get("return_logprob"):
         told["output_token_logprobs"] = [[row.chosen_logprob, row.chosen, None] for row in done.rows]

@@ -43,9 +43,9 @@ def _completion(behind, body, most):
         "stop_reason": None,
         "token_ids": done.output_ids,
         "prompt_logprobs": _prompt(behind, ids, prompt_k) if prompt_k else None,
-        "prompt_token_ids": ids,
+        "prompt_token_ids": done.prompt_ids,
     }
-    usage = {"prompt_tokens": len(ids), "completion_tokens": len(done.output_ids), "prompt_tokens_details": None}
+    usage = {"prompt_tokens": len(done.prompt_ids), "prompt_tokens_details": None}
     return {"id": "cmpl-1", "object": "text_completion", "model": behind.name, "choices": [choice], "usage": usage}
 
 

@@ -1,0 +1,73 @@
+"""Engines with planted faults behind HTTP: what a comparison is told of them is what it would be told in process."""
+
+import pytest
+from standins.opening import IDS_IN, behind
+from standins.rows import same_rows
+
+import qwenref
+from qwenref.compare.errors import BadLogprobs, EngineContractViolation
+from qwenref.compare.faulty import FaultyReference
+
+# A sum, rendered.
+PROMPT = [
+    1255,
+    270,
+    198,
+    389,
+    509,
+    274,
+    220,
+    18,
+    16,
+    674,
+    220,
+    17,
+    18,
+    30,
+    1256,
+    198,
+    1255,
+    269,
+    198,
+    1278,
+    198,
+]
+
+
+def values(done):
+    return [(row.chosen, row.chosen_logprob) for row in done.rows]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return qwenref.from_pretrained("tiny")
+
+
+@pytest.mark.parametrize("kind", IDS_IN)
+@pytest.mark.parametrize("fault", ["rope-theta-1e4", "conv-no-history", "repetition-1.1", "eos-ignored"])
+def test_a_fault_shows_over_http_as_in_process(kind, fault, tiny):
+    own, sound = FaultyReference(tiny, fault), FaultyReference(tiny)
+    with behind(kind, FaultyReference(tiny, fault), tiny.tokenizer) as engine:
+        found, expected = engine.generate(PROMPT, 24, 4), own.generate(PROMPT, 24, 4)
+        assert (found.output_ids, found.finish) == (expected.output_ids, expected.finish)
+        same_rows(found.rows, expected.rows)
+        assert values(found) != values(sound.generate(PROMPT, 24, 4))
+        if fault == "rope-theta-1e4":
+            same_rows(engine.score(PROMPT, 4).rows, own.score(PROMPT, 4).rows)
+
+
+@pytest.mark.parametrize("kind", IDS_IN)
+def test_probabilities_in_place_of_logarithms_are_refused(kind, tiny):
+    with behind(kind, FaultyReference(tiny, "logprobs-probabilities"), tiny.tokenizer) as engine:
+        for ask in (lambda: engine.score(PROMPT, 4), lambda: engine.generate(PROMPT, 3, 4)):
+            with pytest.raises(BadLogprobs, match="probabilities in place of log-probabilities|above 0"):
+                ask()
+
+
+@pytest.mark.parametrize("kind", IDS_IN)
+def test_a_prompt_that_the_server_cut_is_a_breach_of_contract(kind, tiny):
+    with (
+        behind(kind, FaultyReference(tiny, "context-half"), tiny.tokenizer) as engine,
+        pytest.raises(EngineContractViolation, match="read another prompt than it was sent"),
+    ):
+        engine.generate(PROMPT, 3, 4)
