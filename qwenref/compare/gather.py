@@ -1,0 +1,247 @@
+"""The questions an engine is asked: who it is, whether it repeats itself, strings, conversations, prompts.
+
+Steps S0 to S6 of a comparison.  An engine that lacks something is asked less; what it refuses is an error or a finding,
+never a guess.
+"""
+
+import numpy as np
+
+import qwenref
+from qwenref.compare.errors import VocabMismatch
+from qwenref.compare.evidence import Difference, Evidence, Trajectory
+from qwenref.compare.scoring import continued
+from qwenref.engines.base import ALL
+from qwenref.engines.model_files import model_facts
+from qwenref.errors import CapabilityMissing, compose
+from qwenref.tokenizer import find_stop_ids
+
+LISTED = 20  # log-probabilities asked for at a position of a large vocabulary
+SMALL = 4096  # a vocabulary all of which is asked for
+REPEATS = 3  # equal requests
+_HASHES = ("config_sha256", "tokenizer_sha256", "template_sha256", "generation_config_sha256")
+
+
+def gather(model, engine, suite, tell=lambda *step: None):
+    """Evidence of a suite.  tell(done, total, what) after each request."""
+    seen = Evidence(engine.name, engine.capabilities())
+    identify(model, engine, seen)
+    _strings(model, engine, suite, seen, tell)
+    _conversations(model, engine, suite, seen, tell)
+    _repeats(model, engine, suite, seen, tell)
+    _prompts(model, engine, suite, seen, tell)
+    return seen
+
+
+def listed(vocab, limit):
+    """How many log-probabilities to ask for where an engine gives at most `limit`."""
+    if limit == ALL:
+        return ALL if vocab <= SMALL else LISTED
+    return min(limit, vocab, LISTED)
+
+
+def stop_ids(model):
+    """Ids that end a text, by the checkpoint."""
+    return () if model.path is None else tuple(find_stop_ids(model.path).ids)
+
+
+# ---- S0: who it is -------------------------------------------------------------------------------------------------
+
+
+def identify(model, engine, seen):
+    """What the engine says of itself, against the checkpoint; VocabMismatch for another vocabulary."""
+    if not seen.gives.config:
+        seen.find("config-unknown", "note", "the engine says nothing of its version, dtype or files")
+        return
+    seen.config = said = engine.config()
+    vocab = model.config.text_config.vocab_size
+    theirs = said.get("vocab_size")
+    if theirs is not None and theirs != vocab:
+        known = _known_ids(model)
+        if theirs < known:
+            expected = f"{vocab:,}, or {known:,} without the rows that no token has"
+            raise VocabMismatch(compose(f"{seen.name}: another vocabulary", found=f"{theirs:,} ids", expected=expected))
+        seen.find("vocab-padding", "note", f"{theirs:,} logit rows where the checkpoint has {vocab:,}: padding")
+    facts = {} if model.path is None else model_facts(model.path)
+    for key in _HASHES:
+        ours, other = facts.get(key), (said.get("model") or {}).get(key)
+        if ours and other and ours != other:
+            seen.differing_config.append({"key": key, "ref": ours, "engine": other})
+
+
+def _known_ids(model):
+    """How many ids have a token."""
+    try:
+        return len(model.tokenizer)
+    except (CapabilityMissing, TypeError):
+        return model.config.text_config.vocab_size
+
+
+# ---- S2, S3: tokenizer and template --------------------------------------------------------------------------------
+
+
+def _strings(model, engine, suite, seen, tell):
+    if not seen.gives.tokenize or not suite.texts:
+        return
+    differ = []
+    for done, text in enumerate(suite.texts, 1):
+        found, expected = list(engine.tokenize(text)), list(map(int, model.tokenizer.encode(text)))
+        if found != expected:
+            differ.append(Difference("tokenizer", text, found, expected))
+        tell(done, len(suite.texts), "strings")
+    seen.asked["strings"] = len(suite.texts)
+    if differ:
+        seen.differences.append(differ[0]._replace(more=len(differ) - 1))
+
+
+def _conversations(model, engine, suite, seen, tell):
+    if not seen.gives.render or not suite.conversations:
+        return
+    differ, told = [], 0
+    for done, item in enumerate(suite.conversations, 1):
+        begins = {"add_generation_prompt": not item.options.get("continue_final_message", False)}
+        options = {**begins, **item.options}
+        found = engine.render(item.messages, **options)
+        expected = qwenref.render(model, item.messages, **options)
+        tell(done, len(suite.conversations), "conversations")
+        told += 1
+        if found.text is not None and found.text != expected.text:
+            differ.append(Difference("template", item.id, found.text, expected.text))
+        elif found.ids is not None and list(found.ids) != list(expected.ids):
+            what = "tokenizer" if found.text is not None else "template"
+            differ.append(Difference(what, item.id, list(found.ids), list(expected.ids)))
+    seen.asked["conversations"] = told
+    for what in ("template", "tokenizer"):
+        these = [one for one in differ if one.what == what]
+        if these:
+            seen.differences.append(these[0]._replace(more=len(these) - 1))
+
+
+# ---- S1: whether it repeats itself ---------------------------------------------------------------------------------
+
+
+def _repeats(model, engine, suite, seen, tell):
+    """The same request some times; what differs goes into the noise."""
+    item = next((item for item in suite.prompts if _request(item, seen) is not None), None)
+    if item is None or not getattr(engine, "asks_again", True):
+        return
+    k = listed(model.config.text_config.vocab_size, seen.gives.output_logprobs)
+    answers = []
+    for done in range(REPEATS):
+        answers.append(engine.generate(_request(item, seen), item.new, k))
+        tell(done + 1, REPEATS, "equal requests")
+    seen.asked["repeats"] = REPEATS
+    first = answers[0]
+    moved = [_moved(first, other) for other in answers[1:]]
+    values = np.concatenate([values for values, _ in moved])
+    if values.size:
+        seen.spread = float(np.sqrt(np.mean(np.square(values)) / 2))  # each of two that are apart
+    if any(other for _, other in moved) or seen.spread > 0:
+        at = next((f"prompt {item.id}, token {at}" for _, at in moved if at is not None), None)
+        words = "equal requests are answered with other tokens" if at else "log-probabilities of equal requests differ"
+        seen.find("engine_nondeterministic", "warning", words, {"spread": seen.spread, "first": at})
+
+
+def _moved(first, other):
+    """(float64 differences of equal requests' rows up to the first other token, that token's number or None)."""
+    a, b = first.output_ids, other.output_ids
+    if a is None or b is None:
+        return np.empty(0), None if first.text == other.text else 0
+    same = next((t for t, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    pairs = zip(first.rows[: same + 1], other.rows[: same + 1], strict=False)
+    values = [_difference(x, y) for x, y in pairs if x is not None and y is not None]
+    at = None if same == len(a) == len(b) else same
+    return np.concatenate(values) if values else np.empty(0), at
+
+
+def _difference(x, y):
+    _, at, to = np.intersect1d(x.ids, y.ids, return_indices=True)
+    values = x.logprobs[at] - y.logprobs[to]
+    return values[np.isfinite(values)]
+
+
+# ---- S5, S6: prompts -----------------------------------------------------------------------------------------------
+
+
+def _prompts(model, engine, suite, seen, tell):
+    vocab = model.config.text_config.vocab_size
+    k = listed(vocab, seen.gives.output_logprobs)
+    left_out = 0
+    for number, item in enumerate(suite.prompts):
+        request = _request(item, seen)
+        if request is None:
+            left_out += 1
+            continue
+        done = engine.generate(request, item.new, k)
+        seen.completions[number] = done
+        _contract(item, done, seen)
+        _trajectories(model, engine, number, item, done, seen)
+        tell(number + 1, len(suite.prompts), "prompts")
+    seen.asked["prompts"] = len(suite.prompts) - left_out
+    if left_out:
+        seen.find("prompts-left-out", "note", f"{left_out} prompts have no text and this engine takes no ids")
+
+
+def _request(item, seen):
+    """What a prompt is sent as: ids, its text to an engine that takes no ids, None where there is none."""
+    return list(item.ids) if seen.gives.ids_in else item.text
+
+
+def _trajectories(model, engine, number, item, done, seen):
+    prompt = list(item.ids)
+    output, rows, closing = _output(model, done, seen)
+    own = None
+    if output:
+        decode = rows if any(row is not None for row in rows) else None
+        own = Trajectory(number, "engine", (*prompt, *output), len(prompt), decode=decode, closing=closing)
+    if not seen.gives.prompt_logprobs or not seen.gives.ids_in:
+        if own is not None:
+            seen.trajectories.append(own)
+        return
+    k = listed(model.config.text_config.vocab_size, seen.gives.prompt_logprobs)
+    reference = continued(model, prompt, item.new)
+    both = [own] if own is not None else []
+    if own is None or list(own.ids[own.start :]) != reference:
+        both.append(Trajectory(number, "reference", (*prompt, *reference), len(prompt)))
+    for way in both:
+        rows = engine.score(list(way.ids), k).rows[: len(way.ids) - 1]
+        seen.trajectories.append(way._replace(prefill=list(rows)))
+
+
+def _output(model, done, seen):
+    """(ids, a row or None for each, whether the last id is none of the engine's) of a completion."""
+    ids, rows = done.output_ids, list(done.rows or ())
+    if ids is None and rows and all(row is not None and row.chosen is not None for row in rows):
+        ids = [row.chosen for row in rows]
+    if ids is None:
+        if not done.text:
+            return [], [], False
+        seen.assumed = True
+        ids, rows = list(map(int, model.tokenizer.encode(done.text))), []
+    ids, stops = list(ids), stop_ids(model)
+    if done.finish == "stop" and done.stop_id is not None and ids[-1:] != [done.stop_id]:
+        ids.append(done.stop_id)
+    closing = (
+        done.finish == "stop" and bool(stops) and ids[-1:] != [done.stop_id] and ids[-1:] not in [[s] for s in stops]
+    )
+    if closing:
+        ids.append(stops[0])
+    rows += [None] * (len(ids) - len(rows))
+    return ids, rows[: len(ids)], closing
+
+
+def _contract(item, done, seen):
+    """Findings where an engine did not do what it was asked for."""
+    if seen.gives.ids_in and done.prompt_ids is not None and list(done.prompt_ids) != list(item.ids):
+        found = {"sent": len(item.ids), "read": len(done.prompt_ids), "prompt": item.id}
+        words = f"prompt {item.id}: {found['read']:,} ids read of {found['sent']:,} sent"
+        if found["read"] == found["sent"]:
+            words = f"prompt {item.id}: other ids read than were sent"
+        seen.find("engine-contract", "fault", words, found)
+    short = done.output_ids is not None and len(done.output_ids) < item.new
+    if short and done.finish not in ("stop", "cancelled"):
+        words = f"prompt {item.id}: {len(done.output_ids)} tokens of {item.new} asked for, and no stop"
+        seen.find("engine-contract", "fault", words, {"finish": done.finish})
+    cached = (done.meta or {}).get("cached_tokens") or 0
+    if cached:
+        words = "prompts are answered from a cache although none was to be used"
+        seen.find("engine-contract", "warning", words, {"cached_tokens": cached, "prompt": item.id})

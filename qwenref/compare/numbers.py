@@ -1,0 +1,135 @@
+"""The reference's numbers beside the engine's: every trajectory scored, and tables of both for the statistics."""
+
+import numpy as np
+
+from qwenref.compare.scoring import PLAIN, TRUTH, Task, score
+from qwenref.compare.table import Table
+
+BEFORE = 512  # positions of a long prompt that are scored, the last ones
+FULL = 2**26  # values of all tables together up to which whole small vocabularies are held
+TOP = 20
+
+
+class Numbers:
+    """Truth, plain float32 and rounding variants of every trajectory, at the same ids.
+
+    `.first` [int] per trajectory, the first id that is scored · `.truths`, `.plain` [Scored] · `.jitters` [J][Scored]
+    """
+
+    def __init__(self, model, ways, variants, truth=TRUTH, run=score):
+        self.model, self.ways, self.variants, self.truth = model, list(ways), tuple(variants), truth
+        self.first = [max(1, way.start - BEFORE) if way.prefill is not None else way.start for way in self.ways]
+        vocab = model.config.text_config.vocab_size
+        positions = sum(len(way.ids) - first for way, first in zip(self.ways, self.first, strict=True))
+        held = positions * vocab * (len(self.variants) + 4)
+        self.whole = vocab <= 4096 and held <= FULL
+        self.top = vocab if self.whole else TOP
+        self._run = run
+        self.truths = run(model, [self.task(n, truth) for n in range(len(self.ways))])
+        self.plain = self.under(PLAIN)
+        self.jitters = [self.under(("jitter", *variant)) for variant in self.variants]
+
+    def task(self, n, how):
+        """The task that chooses the ids of a trajectory."""
+        way = self.ways[n]
+        return Task(tuple(way.ids), self.first[n], how, extra=None if self.whole else self._extra(n), top=self.top)
+
+    def under(self, how, which=None, decode=False):
+        """[Scored] of these trajectories at the ids the truth has chosen; with `decode` from the continuation on."""
+        which = range(len(self.ways)) if which is None else which
+        tasks = []
+        for n in which:
+            way, skip = self.ways[n], self.ways[n].start - self.first[n] if decode else 0
+            start = way.start if decode else self.first[n]
+            tasks.append(Task(tuple(way.ids), start, how, support=self.truths[n].support[skip:], decode=decode))
+        return self._run(self.model, tasks)
+
+    def table(self, path, which=None):
+        """Table of the trajectories that have rows of "prefill" or of "decode"."""
+        parts = []
+        for n, way in enumerate(self.ways):
+            rows = getattr(way, path)
+            if rows is not None and (which is None or n in which):
+                parts.append(self._part(n, way, rows, path))
+        return Table.concatenate(parts)
+
+    def _part(self, n, way, rows, path):
+        decode = path == "decode"
+        skip = way.start - self.first[n] if decode else 0
+        rows = rows if decode else rows[self.first[n] - 1 :]
+        truth, support = self.truths[n].logprobs[skip:], self.truths[n].support[skip:]
+        engine, choice = _aligned(rows, support)
+        if decode:
+            choice = np.array(way.ids[way.start :], np.int64)
+            if way.closing:
+                choice[-1] = -1
+        best, second = _two_best(truth)
+        return Table(
+            prompt=np.full(len(rows), way.prompt),
+            position=np.arange(len(way.ids) - len(rows), len(way.ids)),
+            support=support,
+            truth=truth,
+            jitters=np.stack([each[n].logprobs[skip:] for each in self.jitters]),
+            engine=engine,
+            best=best,
+            second=second,
+            emitted=_column(support, choice),
+            full=self.whole,
+        )
+
+    def bitwise(self):
+        """Whether every number the engine gave is that of the reference in float32, to the bit."""
+        some = False
+        for n, way in enumerate(self.ways):
+            for path, skip in (("prefill", 0), ("decode", way.start - self.first[n])):
+                rows = getattr(way, path)
+                if rows is None:
+                    continue
+                rows = rows[self.first[n] - 1 :] if path == "prefill" else rows
+                given, _ = _aligned(rows, self.plain[n].support[skip:])
+                there = ~np.isnan(given)
+                some |= bool(there.any())
+                if not np.array_equal(given[there], self.plain[n].logprobs[skip:][there]):
+                    return False
+        return some
+
+    def _extra(self, n):
+        """int64 [T, E]: the ids the engine named at each position, and the one that follows."""
+        way, first = self.ways[n], self.first[n]
+        named = [{way.ids[t]} for t in range(first, len(way.ids))]
+        for rows, begin in ((way.prefill, 1), (way.decode, way.start)):
+            for t, row in enumerate(rows or (), begin):
+                if row is not None and t >= first:
+                    named[t - first].update(row.ids.tolist())
+        extra = np.full((len(named), max(map(len, named), default=0)), -1, np.int64)
+        for at, ids in enumerate(named):
+            extra[at, : len(ids)] = sorted(ids)
+        return extra
+
+
+def _aligned(rows, support):
+    """(float64 [T, K] values of the rows at these ids, NaN where there is none; int64 [T] each row's likeliest id)."""
+    values, likeliest = np.full(support.shape, np.nan), np.full(len(support), -1, np.int64)
+    for t, row in enumerate(rows):
+        if row is None or not len(row.ids):
+            continue
+        likeliest[t] = row.ids[0]
+        order = np.argsort(row.ids)
+        at = order[np.minimum(np.searchsorted(row.ids, support[t], sorter=order), len(order) - 1)]
+        values[t] = np.where(row.ids[at] == support[t], row.logprobs[at], np.nan)
+        if row.chosen is not None and row.chosen_logprob is not None:
+            values[t] = np.where(support[t] == row.chosen, row.chosen_logprob, values[t])
+    return values, likeliest
+
+
+def _column(support, ids):
+    """int64 [T], where each id stands among its position's columns; -1 for none."""
+    here = (support == ids[:, None]) & (ids >= 0)[:, None]
+    return np.where(here.any(axis=-1), here.argmax(axis=-1), -1)
+
+
+def _two_best(truth):
+    values = np.where(np.isnan(truth), -np.inf, truth)
+    best = values.argmax(axis=-1)
+    values[np.arange(len(values)), best] = -np.inf
+    return best, values.argmax(axis=-1)

@@ -1,0 +1,131 @@
+"""What the reference says of given ids: by the truth, by rounding variants, with a fault in it.
+
+A Task is one sequence under one of these.  It holds no model and it pickles, so any executor can work on it; what comes
+back are the log-probabilities of a few ids for each position, not of the vocabulary.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from qwenref.cache import Cache
+from qwenref.compare.faults import find
+from qwenref.compare.faults_model import opened
+from qwenref.logprobs import log_softmax
+from qwenref.numerics import jitter, numerics
+
+AT_ONCE = 2**26  # logits of one call
+BLOCK = 64  # calls end at multiples of it, where variants that take tokens 64 at a time begin anew
+
+TRUTH = ("truth", "fp64")
+PLAIN = ("truth", "fp32")
+
+
+class Task(NamedTuple):
+    """Log-probabilities of the ids from `start` on, each given all ids before it.
+
+    how      ("truth", profile) · ("jitter", seed, dtype) · ("fault", profile, names)
+    support  int64 [T, K] the ids asked for, -1 where fewer; None: the `top` likeliest ones, those of `extra` behind
+    extra    int64 [T, E], ids that are wanted besides the likeliest, -1 where there is none; None: none
+    decode   whether the ids from `start` on are fed one by one, behind one call of those before
+    """
+
+    ids: tuple
+    start: int
+    how: tuple = TRUTH
+    support: np.ndarray | None = None
+    extra: np.ndarray | None = None
+    top: int = 20
+    decode: bool = False
+
+
+class Scored(NamedTuple):
+    """T = len(ids) - start positions.  Columns behind the vocabulary's likeliest may be empty: id -1, value NaN."""
+
+    support: np.ndarray  # int64 [T, K]
+    logprobs: np.ndarray  # float64 [T, K]
+    best: np.ndarray  # int64 [T], the likeliest id of the vocabulary, the lower one among equals
+
+
+def score(model, tasks, executor=None, progress=None):
+    """[Scored] of tasks, in their order.  progress(done, total) is called after each."""
+    tasks = list(tasks)
+    results = []
+    performed = executor.run(tasks) if executor is not None else (perform(model, task) for task in tasks)
+    for done, result in enumerate(performed, 1):
+        results.append(result)
+        if progress is not None:
+            progress(done, len(tasks))
+    return results
+
+
+def perform(model, task):
+    """One task, here and now."""
+    kind, *rest = task.how
+    if kind == "fault":
+        with numerics(rest[0]):
+            faults = tuple(map(find, rest[1]))
+            return _scored(opened(model, faults), task, whole=True)
+    with jitter(*rest) if kind == "jitter" else numerics(*rest):
+        return _scored(model, task)
+
+
+def _scored(model, task, whole=False):
+    support, values, best = [], [], []
+    first = 0
+    for logits in _logits(model, task, whole):
+        here = slice(first, first + len(logits))
+        first += len(logits)
+        rows = log_softmax(np.asarray(logits, np.float64))
+        best.append(logits.argmax(axis=-1))
+        if task.support is not None:
+            asked = task.support[here]
+        else:
+            extra = np.empty((len(rows), 0), np.int64) if task.extra is None else task.extra[here]
+            asked = _likeliest(rows, task.top, extra)
+        support.append(asked)
+        found = np.take_along_axis(rows, np.maximum(asked, 0), axis=-1)
+        values.append(np.where(asked < 0, np.nan, found))
+    return Scored(np.concatenate(support), np.concatenate(values), np.concatenate(best).astype(np.int64))
+
+
+def _logits(model, task, whole):
+    """[n, V] after [n, V] of the positions that predict `ids[start:]`."""
+    ids, start = np.asarray(task.ids, np.int64), task.start
+    cache, vocab = Cache(model), model.config.text_config.vocab_size
+    if task.decode:
+        yield model(ids[None, :start], cache=cache, logits_to_keep=1).logits[0]
+        for at in range(start, len(ids) - 1):
+            yield model(ids[None, at : at + 1], cache=cache).logits[0]
+        return
+    fed = len(ids) - 1  # behind the last one nothing is asked
+    room = max(BLOCK, AT_ONCE // vocab // BLOCK * BLOCK)
+    ends = [fed] if whole else [*range(room, fed, room), fed]
+    begin = 0
+    for end in ends:
+        keep = min(end - begin, max(0, end - start + 1))
+        logits = model(ids[None, begin:end], cache=cache, logits_to_keep=max(1, keep)).logits[0]
+        begin = end
+        if keep:
+            yield logits
+
+
+def _likeliest(rows, top, extra):
+    """int64 [T, top + E]: the likeliest ids, then those of `extra` that are not among them, -1 in place of others."""
+    top = min(top, rows.shape[1])
+    if top == rows.shape[1]:
+        return np.broadcast_to(np.arange(top), rows.shape).astype(np.int64)
+    among = np.argpartition(-rows, top - 1, axis=-1)[:, :top]
+    among.sort(axis=-1)  # so that the lower id comes first among equals
+    order = np.argsort(-np.take_along_axis(rows, among, axis=-1), axis=-1, kind="stable")
+    among = np.take_along_axis(among, order, axis=-1)
+    known = (extra[:, :, None] == among[:, None, :]).any(axis=-1)
+    earlier = np.tril(np.ones((extra.shape[1],) * 2, bool), -1)
+    twice = ((extra[:, :, None] == extra[:, None, :]) & earlier).any(axis=-1)
+    return np.concatenate([among, np.where(known | twice, -1, extra)], axis=-1)
+
+
+def continued(model, ids, new):
+    """The reference's own greedy continuation, a stop id that ends it included."""
+    with numerics("fp32"):
+        return model.generate(list(ids), max_new_tokens=new).new_ids

@@ -1,0 +1,58 @@
+"""The numbers of a comparison side by side: positions of all prompts as rows, the ids compared there as columns."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Table(NamedTuple):
+    """N positions, K ids at each, J rounding variants; log-probabilities, NaN where an id has none."""
+
+    prompt: np.ndarray  # int64 [N], its number in the suite
+    position: np.ndarray  # int64 [N], index of the predicted id in prompt and continuation
+    support: np.ndarray  # int64 [N, K], ids; -1 where there are fewer
+    truth: np.ndarray  # float64 [N, K]
+    jitters: np.ndarray  # float64 [J, N, K]
+    engine: np.ndarray  # float64 [N, K]
+    best: np.ndarray  # int64 [N], column of the truth's likeliest id in the vocabulary
+    second: np.ndarray  # int64 [N], column of the runner-up
+    emitted: np.ndarray  # int64 [N], column of the engine's choice, -1 where it made none
+    full: bool  # whether the columns are the whole vocabulary
+
+    @property
+    def positions(self):
+        return self.truth.shape[0]
+
+    def select(self, rows):
+        """The rows of a mask or of indices."""
+        kept = {name: getattr(self, name)[rows] for name in self._fields if name not in ("jitters", "full")}
+        return self._replace(jitters=self.jitters[:, rows], **kept)
+
+    def with_engine(self, values):
+        return self._replace(engine=values)
+
+    @classmethod
+    def concatenate(cls, tables, variants=0):
+        """Rows one behind the other, columns filled up to the widest; an empty Table of no tables."""
+        tables = list(tables)
+        if not tables:
+            none, flat = np.empty((0, 0)), np.empty(0, np.int64)
+            ids = np.empty((0, 0), np.int64)
+            return cls(flat, flat, ids, none, np.empty((variants, 0, 0)), none, flat, flat, flat, False)
+        width = max(table.truth.shape[1] for table in tables)
+        joined = {
+            name: np.concatenate([_widened(getattr(table, name), width, blank) for table in tables], axis=axis)
+            for name, axis, blank in (
+                ("support", 0, -1), ("truth", 0, np.nan), ("engine", 0, np.nan), ("jitters", 1, np.nan),
+            )
+        }  # fmt: skip
+        flat = {n: np.concatenate([getattr(table, n) for table in tables]) for n in _FLAT}
+        return cls(full=all(table.full for table in tables), **joined, **flat)
+
+
+_FLAT = ("prompt", "position", "best", "second", "emitted")
+
+
+def _widened(array, width, blank):
+    missing = width - array.shape[-1]
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)], constant_values=blank) if missing else array
