@@ -64,6 +64,20 @@ def test_probabilities_in_place_of_logarithms_are_refused(kind, tiny):
                 ask()
 
 
+@pytest.mark.parametrize("kind", ["sglang+http", "llama+http", "tgi+http"])
+def test_a_list_that_has_not_the_likeliest_first_is_refused(kind, tiny):
+    engine = FaultyReference(tiny)
+
+    def upside_down(*asked):
+        done = FaultyReference.generate(engine, *asked)
+        turned = [r._replace(ids=r.ids[::-1], logprobs=r.logprobs[::-1]) if len(r.ids) > 1 else r for r in done.rows]
+        return done._replace(rows=turned)
+
+    engine.generate = upside_down
+    with behind(kind, engine, tiny.tokenizer) as served, pytest.raises(BadLogprobs, match="out of order"):
+        served.generate("How much is 31 plus 23?", 3, 4)
+
+
 @pytest.mark.parametrize("kind", IDS_IN)
 def test_a_prompt_that_the_server_cut_is_a_breach_of_contract(kind, tiny):
     with (

@@ -21,7 +21,7 @@ import functools
 from qwenref.compare.errors import EngineContractViolation
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Prompt, Scores
-from qwenref.engines.served import UNBOUNDED, Served, dense_rows, row_of, sha256, table, with_own
+from qwenref.engines.served import UNBOUNDED, Served, dense_rows, listed, row_of, sha256, with_own
 
 FORCED = 1000.0  # added to the logit of the id that is to come next
 FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
@@ -163,5 +163,5 @@ class LlamaServer(Served):
 
     def _row(self, entry, k, id):
         top = entry["top_logprobs"]
-        values = table([(item["id"].whole(), item["logprob"].logprob()) for item in top.items()], top.place)
+        values = listed([(item["id"].whole(), item["logprob"].logprob()) for item in top.items()], top.place)
         return row_of(with_own(values, id, entry["logprob"]), k, self.vocab, top.place, id)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from qwenref.checks import is_whole
-from qwenref.compare.errors import EngineContractViolation, EngineRejected
+from qwenref.compare.errors import BadLogprobs, EngineContractViolation, EngineRejected
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Row
 from qwenref.engines.http import SMALL, Client
@@ -16,6 +16,7 @@ from qwenref.errors import CapabilityMissing, InputError, compose
 
 ENTRY = 400  # bytes that one log-probability may take: id, number, the token as text and in bytes
 SAME = 1e-3  # two ways in which an engine writes one log-probability differ by rounding alone
+ROUNDING = 1e-6  # what the order of a list may be off by
 UNBOUNDED = 1 << 16  # log-probabilities a position, where the server has no bound and does not tell its vocabulary
 
 
@@ -203,6 +204,20 @@ def table(pairs, where):
         if id in found:
             raise EngineContractViolation(compose(f"{where}: an id twice", found=f"id {id:,}"))
         found[id] = value
+    return found
+
+
+def listed(pairs, where):
+    """`table` of a list that has the likeliest first; BadLogprobs where it has not."""
+    found = table(pairs, where)
+    values = list(found.values())
+    for before, value in zip(values, values[1:], strict=False):
+        if value > before + ROUNDING:
+            raise BadLogprobs(
+                compose(
+                    f"{where}: out of order", found=f"{before:.9g}, then {value:.9g}", expected="the likeliest first"
+                )
+            )
     return found
 
 

@@ -19,7 +19,7 @@ is read as 1 with the likeliest id taken, so those of greedy requests are of sof
 
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Scores
-from qwenref.engines.served import UNBOUNDED, Served, dense_rows, row_of, table, with_own
+from qwenref.engines.served import UNBOUNDED, Served, dense_rows, listed, row_of, with_own
 
 FINISH = {"stop": "stop", "length": "length", "abort": "cancelled"}
 TOLD = {  # of /get_server_info: our name -> its names, the first that is there
@@ -132,6 +132,6 @@ class SGLang(Served):
             if t == 0 and side == "input" and top.value is None:
                 rows.append(None)
                 continue
-            values = table([(pair[1].whole(0), pair[0].logprob()) for pair in top.items()], top.place)
+            values = listed([(pair[1].whole(0), pair[0].logprob()) for pair in top.items()], top.place)
             rows.append(row_of(with_own(values, id, entry[0]), k, self.vocab, top.place, id))
         return ids, rows

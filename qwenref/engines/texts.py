@@ -27,7 +27,7 @@ class TextServed(Served):
     """
 
     MOST = 20  # log-probabilities a position, by the engine's form
-    PROBE = "a"
+    PROBE = "Hello, how are you?"  # several ids: a server of vLLM on a CPU ends at a prompt of one
     messages = False  # whether `generate` takes a conversation in place of a prompt
 
     def say(self, prompt, n, k, sampling):

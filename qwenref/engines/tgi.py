@@ -16,7 +16,7 @@ GET /info          model_id, model_sha, model_dtype, version, max_total_tokens
 
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines.base import ALL, Capabilities, Completion
-from qwenref.engines.served import Served, most_allowed, row_of, table, with_own
+from qwenref.engines.served import Served, listed, most_allowed, row_of, with_own
 from qwenref.engines.spelled import as_text
 
 TOO_MANY = 10**8
@@ -30,7 +30,7 @@ def open(rest, **options):
 
 class TGI(Served):
     kind = "tgi+http"
-    PROBE = "a"
+    PROBE = "Hello, how are you?"
     NEUTRAL = {
         "do_sample": False, "best_of": 1, "temperature": None, "top_k": None, "top_p": None, "typical_p": None,
         "repetition_penalty": 1.0, "frequency_penalty": None, "seed": 0, "stop": [], "truncate": None,
@@ -110,6 +110,6 @@ class TGI(Served):
         rows = []
         for token, top in zip(tokens, tops, strict=True):
             id = token["id"].id(self.vocab)
-            values = table([(item["id"].id(self.vocab), item["logprob"].logprob()) for item in top.items()], top.place)
+            values = listed([(item["id"].id(self.vocab), item["logprob"].logprob()) for item in top.items()], top.place)
             rows.append(row_of(with_own(values, id, token["logprob"]), k, self.vocab, top.place, id))
         return rows
