@@ -1,11 +1,15 @@
 """The library of faults: planted into a reference to test a comparison, and tried as explanations of an engine.
 
 LIBRARY                 {name: Fault}, in a fixed order
-find("rope-q+1/decode") a fault by its name; "layers-swapped@2,5" in these layers, "gate-off/prefill" in prefill
-hypotheses(model)       those that this checkpoint can have
+find("rope-q+1/decode") a fault by its name; "gate-off@2,5" in these layers, "gate-off/prefill" in prefill alone
+hypotheses(model)       those that this checkpoint can have; one of single layers once for each place
 
 with qwenref.numerics("fp64"):
     logits = find("gate-off").open(model)(ids).logits
+
+To a fault, a call on a cache that holds tokens is decode, and behind it any number of tokens may come in one call.
+Not here: experts, which no dense model has; a pattern of layers off by one, for which no weights would fit; thoughts of
+a history that were kept, which no prompt without them can tell.
 """
 
 from qwenref.compare import (  # noqa: F401 - they fill the library

@@ -126,7 +126,7 @@ def _weights(name, what, change, number=26, **facts):
 _weights("head-tied", "the embedding in the place of the head", _tied, 9, applies=lambda model: not _is_tied(model))
 _weights("head-untied", "a head of its own, drawn at random, where it is the embedding", _untied, 9, applies=_is_tied)
 _weights("layers-swapped", "two layers have each other's weights", _swapped, sites=_neighbours, family="layers")
-_weights("mlp-borrowed", "an MLP has the weights of the next layer's", _borrowed, sites=_next_layers, family="layers")
+_weights("mlp-borrowed", "an MLP has the weights of the next layer's", _borrowed, sites=_next_layers, family="shards")
 _weights("shard-zero", "the weights of an MLP are zeros", _missing, sites=each_layer, family="shards")
 _weights("half-zero", "half of the columns of a down projection are zeros",
          _down(lambda a, b: (a, np.zeros_like(b))), sites=_halves, family="shards")
