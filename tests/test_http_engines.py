@@ -183,6 +183,32 @@ def test_refused_fields_are_named_in_the_header(served):
     assert engine.config()["refused_fields"] == ["min_p", "repetition_penalty", "top_k"]
 
 
+def test_a_field_inside_of_another_that_is_refused_is_left_out_and_named(served, tiny):
+    engine = served("sglang+http", {"knows_seed": False, "info": "/server_info"})
+    assert engine.generate([5, 6], 2, 1).output_ids == tiny.generate([5, 6], 2, 1).output_ids
+    assert engine.config()["refused_fields"] == ["sampling_seed"] and engine.config()["version"] == "0.5.23"
+
+
+def test_a_value_that_openais_form_does_not_tell_is_not_taken_for_a_number(served, tiny):
+    class Untold:
+        """Gives -9999.0 for a token outside of the list, as the API reference says."""
+
+        def __getattr__(self, name):
+            return getattr(tiny, name)
+
+        def generate(self, *asked):
+            done = tiny.generate(*asked)
+            rows = [
+                row._replace(ids=row.ids[1:], logprobs=row.logprobs[1:], chosen_logprob=-9999.0) for row in done.rows
+            ]
+            return done._replace(rows=rows)
+
+    found = served("openai+http", around=Untold(), route="chat").generate("Hi", 3, 3)
+    own = tiny.generate(tiny.render([{"role": "user", "content": "Hi"}]).ids, 3, 3)
+    assert [row.chosen for row in found.rows] == own.output_ids
+    assert all(row.chosen_logprob is None and row.chosen not in row.ids for row in found.rows)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in STANDIN if kind != "lmstudio+http"])  # which takes no raw text
 def test_sampling_is_sent_under_the_engines_names(kind, served, tiny, tokenizer):
     engine = served(kind)

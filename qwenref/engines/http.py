@@ -79,17 +79,16 @@ class Client:
 
         A server that refuses a field of `optional` by its name gets the request once more without it, and so on; one
         that names none gets it once more without all of them.  What was refused is left out from then on, and is in
-        `dropped`.
+        `dropped`.  Fields may also stand in an object of the body.
         """
-        body = {name: value for name, value in body.items() if name not in self.dropped}
-        left_out = set()
+        body, left_out = _without(body, self.dropped), set()
         while True:
             try:
-                answer = self._ask("POST", path, {k: v for k, v in body.items() if k not in left_out}, limit)
+                answer = self._ask("POST", path, _without(body, left_out), limit)
                 break
             except EngineRejected as error:
                 further = {error.field} if error.field else set(optional)
-                further = further & set(optional) & set(body) - left_out
+                further = further & set(optional) & refusals.names(body) - left_out
                 if error.status not in (400, 422) or not further:
                     raise
                 left_out |= further
@@ -248,6 +247,14 @@ def _bounded(response, limit, asked):
         if len(body) > limit:
             raise too_long(f"{len(body):,} bytes and more")
     return bytes(body)
+
+
+def _without(body, names):
+    return {
+        name: _without(value, names) if isinstance(value, dict) else value
+        for name, value in body.items()
+        if name not in names
+    }
 
 
 def _pause(headers, usual):

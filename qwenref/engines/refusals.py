@@ -21,7 +21,7 @@ ADVICE = {
 
 def rejected(asked, status, raw, body, hide):
     """EngineRejected of an answer that is no success, with `status` and the `field` of the request that it names."""
-    said, field = _said(raw, body or {})
+    said, field = _said(raw, names(body or {}))
     error = EngineRejected(
         compose(
             f"{asked}: refused" + (f", because of {field}" if field else ""),
@@ -46,13 +46,18 @@ def shown(value, depth=0):
     return json.dumps(value, default=repr)
 
 
+def names(body):
+    """The fields of a request, and of the objects in it."""
+    return set(body).union(*(value for value in body.values() if isinstance(value, dict)))
+
+
 def line(text, longest=LONGEST):
     """Foreign text on one line of printable characters, cut where it is long."""
     text = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * longest]).split())
     return text if len(text) <= longest else text[:longest] + "..."
 
 
-def _said(raw, body):
+def _said(raw, fields):
     """(what the server said, the field of the request it named or None)."""
     text = raw[:65536].decode("utf-8", "replace")
     try:
@@ -60,21 +65,21 @@ def _said(raw, body):
     except (ValueError, RecursionError):
         return line(re.sub(r"<[^>]*>", " ", text)), None
     for detail in _list(_in(told, "detail")) + _list(_in(told, "details")):
-        where = [part for part in _list(_in(detail, "loc")) if part in body]
+        where = [part for part in _list(_in(detail, "loc")) if part in fields]
         if where:
             return line(f"{'.'.join(map(str, detail['loc']))}: {_in(detail, 'msg')}"), where[-1]
     error = _in(told, "error")
     said = next((v for v in (_in(error, "message"), error, _in(told, "message"), _in(told, "detail")) if _is(v)), text)
     named = _in(error, "param") or _in(told, "param")
     field = named.rpartition(".")[2] if isinstance(named, str) else None
-    return line(said), field if field in body else _named(said, body)
+    return line(said), field if field in fields else _named(said, fields)
 
 
-def _named(said, body):
+def _named(said, fields):
     """The field of the request that stands in what was said: in quotes, or else as a word with an underscore."""
     for pattern in (r"[\"'`]([A-Za-z_][\w.]*)[\"'`]", r"\b([A-Za-z]+_\w+)\b"):
         for name in re.findall(pattern, said):
-            if name in body:
+            if name in fields:
                 return name
     return None
 

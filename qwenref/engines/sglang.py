@@ -11,12 +11,13 @@ POST /generate      input_ids: [id] or text; sampling_params: the fields of `NEU
                     input_token_logprobs, output_token_logprobs  [[value, id, text or null]],
                     input_top_logprobs, output_top_logprobs      [null or [[value, id, text or null]]]
 POST /tokenize      {prompt, add_special_tokens} -> tokens
-GET /get_server_info  the server's arguments and version;  GET /v1/models  data[0].id
+GET /get_server_info  (later /server_info) the server's arguments and version;  GET /v1/models  data[0].id
 
 Values are of the distribution after the temperature, unless SGLANG_RETURN_ORIGINAL_LOGPROB is set; a temperature of 0
 is read as 1 with the likeliest id taken, so those of greedy requests are of softmax(logits).
 """
 
+from qwenref.compare.errors import EngineRejected
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Scores
 from qwenref.engines.served import UNBOUNDED, Served, dense_rows, listed, row_of, with_own
@@ -51,6 +52,8 @@ class SGLang(Served):
         "repetition_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
         "frequency_penalty": "frequency_penalty", "ignore_eos": "ignore_eos",
     }  # fmt: skip
+
+    OPTIONAL = ("sampling_seed", "no_stop_trim", "spaces_between_special_tokens")
 
     def probed(self):
         most = ALL if self.vocab else UNBOUNDED
@@ -99,7 +102,7 @@ class SGLang(Served):
         return self.client.post("/tokenize", body, limit=self.room(len(text), 0))["tokens"].ids(self.vocab)
 
     def config(self):
-        info = self.client.get("/get_server_info").object()
+        info = self._info().object()
         found = super().config()
         for name, theirs in TOLD.items():
             found[name] = next((info[each] for each in theirs if info.get(each) is not None), None)
@@ -109,6 +112,14 @@ class SGLang(Served):
         found["defaults"] = info.get("preferred_sampling_params") or {}
         return found
 
+    def _info(self):
+        try:
+            return self.client.get("/get_server_info")
+        except EngineRejected as error:
+            if error.status != 404:
+                raise
+        return self.client.get("/server_info")  # its later name
+
     def _ask(self, prompt, n, k, sampling, start):
         body = {"text" if isinstance(prompt, str) else "input_ids": prompt, "stream": False}
         body["sampling_params"] = {**self.sampling(sampling), "max_new_tokens": n}
@@ -117,7 +128,7 @@ class SGLang(Served):
             body |= {"return_logprob": True, "top_logprobs_num": most, "return_text_in_logprobs": False}
             body["logprob_start_len"] = start
         limit = self.room(n + (len(prompt) if start == 0 else 0), k) + 16 * len(prompt)
-        return self.client.post("/generate", body, limit=limit)
+        return self.client.post("/generate", body, limit=limit, optional=self.OPTIONAL)
 
     def _rows(self, told, side, k, count):
         """(ids, rows) of the "input" or the "output"; the first row of an input is None."""

@@ -1,6 +1,7 @@
 """Log-probabilities that come as tokens in text or bytes, and not as ids: read back into ids, or left out."""
 
 import functools
+import math
 
 from qwenref.engines import checked
 from qwenref.engines.served import row_of, with_own
@@ -55,7 +56,11 @@ class Spelling:
                 if id in values:
                     raise other.wrong(f"the token of id {id:,} a second time", "every token once")
                 values[id] = value
-        return row_of(with_own(values, chosen, entry["logprob"]), max(k, 1), None, entry.place, chosen)
+        if entry["logprob"].logprob() == -math.inf:  # in OpenAI's form: outside of what was looked at
+            values.pop(chosen, None)
+        else:
+            values = with_own(values, chosen, entry["logprob"])
+        return row_of(values, max(k, 1), None, entry.place, chosen)
 
 
 def as_text(engine, prompt, what):

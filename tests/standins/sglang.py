@@ -1,22 +1,26 @@
 """The JSON of SGLang's own route around any engine."""
 
 from standins.engine import Behind, pairs
+from standins.serving import Refused
 
 
-def answering(engine, tokenizer):
+def answering(engine, tokenizer, knows_seed=True, info="/get_server_info"):
     behind = Behind(engine, tokenizer)
 
     def answer(request, handler):
         if request.path == "/v1/models":
             return {"data": [{"id": behind.name}]}
-        if request.path == "/get_server_info":
+        if request.path == info:
             return {
                 "model_path": behind.name, "dtype": "bfloat16", "kv_cache_dtype": "auto", "tp_size": 1,
                 "attention_backend": "torch_native", "disable_radix_cache": True, "version": "0.5.23",
             }  # fmt: skip
         if request.path == "/tokenize":
             return {"tokens": behind.ids(request.body["prompt"]), "count": 0, "max_model_len": 4096}
-        assert request.path == "/generate"
+        if request.path != "/generate":
+            raise Refused(404, {"detail": "Not Found"})
+        if not knows_seed and "sampling_seed" in request.body["sampling_params"]:
+            raise Refused(400, {"error": {"message": "Unexpected keyword argument 'sampling_seed'"}})
         return _generated(behind, request.body)
 
     return answer
