@@ -188,7 +188,7 @@ def test_every_row_of_the_self_test_is_planted(tiny):
     assert {row.number for row in ROWS} == set(range(1, 40)) - {28}
     assert len({row.id + row.suite for row in ROWS}) == len(ROWS)
     left = {row.id for row in ROWS if not row.fits(tiny)}
-    assert left == {"04 rope-theta-1e4", "09 head-untied"}  # what the embedded model has by right
+    assert left == {"04 rope-theta-1e4", "09 head-untied", "17 regex-qwen2"}  # what makes no difference to this one
 
 
 def test_the_sides_of_a_row_are_a_sound_model_and_an_engine_with_its_fault(tiny, ids):

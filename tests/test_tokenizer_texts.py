@@ -126,6 +126,7 @@ def test_the_planted_fault_of_an_older_regex_gives_the_ids_of_that_regex(real):
     ids = find("regex-qwen2").prompt(real.encode(HINDI), Model)
     assert ids == [58069, 84237, 75681, 196965, 33228, 148799, 70184, 58069, 153503, 23121]
     assert find("regex-gpt2").prompt(real.encode("x"), Model) == real.encode("x")
+    assert find("regex-qwen2").fits(Model) and find("regex-gpt2").fits(Model)
 
 
 def test_F2_a_fallback_regex_makes_more_ids_of_code_and_is_named_before_anything_else(real, tmp_path):

@@ -6,14 +6,13 @@ context     what is left of a prompt that was too long for it
 """
 
 import functools
-import json
 import re
 
 from qwenref.compare.faults_base import add
 from qwenref.errors import CapabilityMissing
 from qwenref.hub import read_json
 from qwenref.tokenizer import find_stop_ids
-from qwenref.tokenizer_facts import PATTERNS
+from qwenref.tokenizer_facts import PATTERNS, PROBES
 
 _BEGIN, _END = "<|im_start|>", "<|im_end|>"
 _ANSWER = f"{_BEGIN}assistant\n"
@@ -102,11 +101,26 @@ def _cut_by(pattern):
 def _other_regex(folder, pattern):
     from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-    tokenizer = Tokenizer.from_str(json.dumps(read_json(f"{folder}/tokenizer.json")))
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
     return tokenizer
+
+
+def _tells_apart(pattern):
+    """Whether a model's vocabulary has merges that the two ways of cutting lead to."""
+    prompt = _cut_by(pattern)
+
+    def applies(model):
+        if tokenizer_of(model) is None:
+            return False
+        known = map(model.tokenizer.encode, PROBES.values())
+        return any(prompt(ids, model) != ids for ids in known)
+
+    return applies
 
 
 def _newline_more(text):
@@ -149,9 +163,9 @@ add("bos-added", "prompt", "a token that begins a text in front of it", _with_be
     applies=lambda model: begin_id(model) is not None)
 add("eos-added", "prompt", "a token that ends a text behind it", _with_end, family="tokenizer",
     applies=lambda model: bool(stop_ids(model)))
-_tokenizer("regex-qwen2", what="text cut by the regex of Qwen2 to Qwen3", number=17,
-           mechanism=_cut_by("Qwen2 to Qwen3"))
-_tokenizer("regex-gpt2", what="text cut by the regex of GPT-2", mechanism=_cut_by("GPT-2"), number=17)
+for _name, _pattern in (("regex-qwen2", "Qwen2 to Qwen3"), ("regex-gpt2", "GPT-2")):
+    _tokenizer(_name, what=f"text cut by the regex of {_pattern}", mechanism=_cut_by(_pattern), number=17,
+               applies=_tells_apart(_pattern))
 _tokenizer("specials-as-text", what="special tokens encoded as text", mechanism=_as_text, number=18)
 _tokenizer("stripped", what="blanks around the text left out", mechanism=_rewritten(str.strip))
 
