@@ -95,8 +95,11 @@ def _logits(model, task, whole):
     cache, vocab = Cache(model), model.config.text_config.vocab_size
     if task.decode:
         yield model(ids[None, :start], cache=cache, logits_to_keep=1).logits[0]
-        for at in range(start, len(ids) - 1):
-            yield model(ids[None, at : at + 1], cache=cache).logits[0]
+        step = (
+            BLOCK if whole else 1
+        )  # to a fault, several tokens on a cache are decode as one is; to a variant they are not
+        for at in range(start, len(ids) - 1, step):
+            yield model(ids[None, at : min(at + step, len(ids) - 1)], cache=cache).logits[0]
         return
     fed = len(ids) - 1  # behind the last one nothing is asked
     room = max(BLOCK, AT_ONCE // vocab // BLOCK * BLOCK)
