@@ -370,6 +370,11 @@ class PromptPictures:
         return arguments
 
 
+def as_text(model, ids):
+    """Options of a call of a whole model that make text of all of its ids [B, T], placeholders of pictures too."""
+    return {"mm_token_type_ids": np.zeros(np.shape(ids), np.int64)} if model._SEES else {}
+
+
 def met_before(met, tokens):
     """The pictures that stand among the first `tokens` of a row, whole: None where the last of them, or the video it is
     part of, ends behind; then with the token at which that begins."""

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 import qwenref
+from qwenref.compare.errors import BadLogprobs
 from qwenref.compare.faults import LIBRARY, find
 from qwenref.compare.faulty import FaultyReference
 from qwenref.compare.planted import ROWS
-from qwenref.engines import ALL
+from qwenref.compare.scoring import Task, score
+from qwenref.engines import ALL, checked
 from qwenref.errors import CapabilityMissing, InputError, UnknownName
 from qwenref.logprobs import log_softmax
 
@@ -149,9 +151,25 @@ def test_reported_logprobs_are_rounded_cut_or_probabilities(tiny, ids):
     clean = FaultyReference(tiny).score(ids, 20).rows
     few = FaultyReference(tiny, "logprobs-top5").score(ids, 20)
     assert few.dense is None and all(len(row.ids) == len(row.logprobs) == 5 for row in few.rows)
-    probs = FaultyReference(tiny, "logprobs-probabilities").score(ids, 20).rows
-    assert np.array_equal(probs[3].logprobs, np.exp(clean[3].logprobs))
-    assert probs[3].chosen_logprob == np.exp(clean[3].chosen_logprob)
+    rounded = FaultyReference(tiny, "logprobs-bf16").score(ids, 20).rows
+    assert all(np.allclose(a.logprobs, b.logprobs, rtol=2**-8) for a, b in zip(rounded, clean, strict=True))
+    assert checked.resolution(np.concatenate([row.logprobs for row in rounded])) == "bf16"
+    halves = find("logprobs-bf16").logprobs(np.log([0.5, 0.5]))
+    assert np.exp(halves).sum() > 1.001 and checked.row([1, 2], halves).logprobs.tolist() == halves.tolist()
+    with pytest.raises(BadLogprobs, match="above 1"):
+        checked.row([1, 2], halves + 1e-5)
+    with pytest.raises(BadLogprobs, match="probabilities in place"):
+        FaultyReference(tiny, "logprobs-probabilities").score(ids, 20)
+
+
+def test_an_engine_may_write_what_stands_for_a_picture(tiny, ids):
+    written = [*ids, 1263, 1267, 1267, 5]  # vision_start, video_pad
+    engine, embedded = FaultyReference(tiny), tiny.model.language_model.embed_tokens(np.array([written]))
+    expected = tiny(inputs_embeds=embedded).logits[0]
+    np.testing.assert_allclose(engine.score(written, 5).dense, expected, atol=1e-4)
+    assert np.isfinite(FaultyReference(tiny, "head-tied").generate(ids, 40, 5).rows[-1].logprobs).all()
+    [scored] = score(tiny, [Task(tuple(written), len(ids), ("truth", "fp32"))])
+    np.testing.assert_allclose(scored.logprobs[1], np.sort(log_softmax(expected[len(ids)]))[::-1][:20], atol=1e-4)
 
 
 def test_a_cache_hit_is_repaired_without_the_cache(tiny, ids):

@@ -7,6 +7,7 @@ from qwenref.compare.faults import MODEL_KINDS, find
 from qwenref.compare.faults_drawing import NEVER
 from qwenref.compare.faults_model import opened
 from qwenref.compare.faults_prompt import tokenizer_of
+from qwenref.engines import checked
 from qwenref.engines.base import ALL, Prompt
 from qwenref.engines.reference import Reference
 from qwenref.engines.stepping import lacks
@@ -158,7 +159,10 @@ class FaultyReference(Reference):
         for fault in self._of("logprobs"):
             values = fault.logprobs(values)
             chosen = None if chosen is None else float(fault.logprobs(np.array([chosen]))[0])
-        return row._replace(ids=row.ids[: len(values)], logprobs=values, chosen_logprob=chosen)
+        ids = row.ids[: len(values)]
+        if self._of("logprobs"):  # as an adapter looks at what it is given
+            return checked.row(ids, values, self.vocab, self.name, row.chosen, chosen)
+        return row._replace(ids=ids, logprobs=values, chosen_logprob=chosen)
 
     def _given(self, done):
         """A Completion of which the tier's part is left."""

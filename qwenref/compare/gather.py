@@ -155,8 +155,9 @@ def _moved(first, other):
 
 def _difference(x, y):
     _, at, to = np.intersect1d(x.ids, y.ids, return_indices=True)
-    values = x.logprobs[at] - y.logprobs[to]
-    return values[np.isfinite(values)]
+    a, b = x.logprobs[at], y.logprobs[to]
+    both = np.isfinite(a) & np.isfinite(b)  # what is cut away is -inf
+    return a[both] - b[both]
 
 
 # ---- S5, S6: prompts -----------------------------------------------------------------------------------------------

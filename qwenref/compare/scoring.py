@@ -13,6 +13,7 @@ from qwenref.compare.faults import find
 from qwenref.compare.faults_model import opened
 from qwenref.logprobs import log_softmax
 from qwenref.numerics import jitter, numerics
+from qwenref.pictures import as_text
 
 AT_ONCE = 2**26  # logits of one call
 BLOCK = 64  # calls end at multiples of it, where variants that take tokens 64 at a time begin anew
@@ -94,12 +95,11 @@ def _logits(model, task, whole):
     ids, start = np.asarray(task.ids, np.int64), task.start
     cache, vocab = Cache(model), model.config.text_config.vocab_size
     if task.decode:
-        yield model(ids[None, :start], cache=cache, logits_to_keep=1).logits[0]
-        step = (
-            BLOCK if whole else 1
-        )  # to a fault, several tokens on a cache are decode as one is; to a variant they are not
+        yield _fed(model, cache, ids[:start], 1)
+        # To a fault, several tokens on a cache are decode as one is; variants take the two ways apart.
+        step = BLOCK if whole else 1
         for at in range(start, len(ids) - 1, step):
-            yield model(ids[None, at : min(at + step, len(ids) - 1)], cache=cache).logits[0]
+            yield _fed(model, cache, ids[at : min(at + step, len(ids) - 1)])
         return
     fed = len(ids) - 1  # behind the last one nothing is asked
     room = max(BLOCK, AT_ONCE // vocab // BLOCK * BLOCK)
@@ -107,10 +107,15 @@ def _logits(model, task, whole):
     begin = 0
     for end in ends:
         keep = min(end - begin, max(0, end - start + 1))
-        logits = model(ids[None, begin:end], cache=cache, logits_to_keep=max(1, keep)).logits[0]
+        logits = _fed(model, cache, ids[begin:end], max(1, keep))
         begin = end
         if keep:
             yield logits
+
+
+def _fed(model, cache, ids, keep=0):
+    """Logits [keep, V] behind the last ones of more ids; all are text: an engine may write what stands for a picture."""
+    return model(ids[None], cache=cache, logits_to_keep=keep, **as_text(model, ids[None])).logits[0]
 
 
 def _likeliest(rows, top, extra):

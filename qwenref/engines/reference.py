@@ -9,6 +9,7 @@ from qwenref.engines.base import Prompt
 from qwenref.engines.model_files import model_facts, sampling_defaults
 from qwenref.engines.stepping import Stepping, lacks
 from qwenref.numerics import profile
+from qwenref.pictures import as_text
 from qwenref.rounding import POINTS
 from qwenref.tokenizer import find_stop_ids
 
@@ -48,7 +49,7 @@ class Reference(Stepping):
 
     def feed(self, ids):
         with qwenref.numerics(self.profile.name):
-            return self.model(np.array([ids]), cache=self._cache).logits[0]
+            return self.model(np.array([ids]), cache=self._cache, **as_text(self.model, [ids])).logits[0]
 
     def tokenize(self, text):
         if self._tokenizer() is None:
