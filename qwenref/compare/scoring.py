@@ -114,7 +114,7 @@ def _logits(model, task, whole):
 
 
 def _fed(model, cache, ids, keep=0):
-    """Logits [keep, V] behind the last ones of more ids; all are text: an engine may write what stands for a picture."""
+    """Logits [keep, V] behind the last ones of more ids; all are text: an engine may write what means a picture."""
     return model(ids[None], cache=cache, logits_to_keep=keep, **as_text(model, ids[None])).logits[0]
 
 
