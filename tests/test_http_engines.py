@@ -78,6 +78,17 @@ def test_ids_in_servers_are_tier_a_and_tokenise(kind, served, tiny):
             engine.render(MESSAGES)
 
 
+def test_llama_server_is_not_asked_for_what_it_renders_otherwise(served, tiny):
+    """It goes on with the assistant's words at the end of a conversation, whatever it is told."""
+    engine = served("llama+http")
+    begun = [*MESSAGES, {"role": "assistant", "content": "Well,"}]
+    with pytest.raises(CapabilityMissing, match="ends with the assistant's message"):
+        engine.render(begun)
+    assert engine.render(begun, continue_final_message=True) == tiny.render(
+        begun, add_generation_prompt=False, continue_final_message=True
+    )
+
+
 @pytest.mark.parametrize("kind", IDS_IN)
 def test_a_text_prompt_is_tokenised_by_the_server(kind, served, tiny):
     found, own = served(kind).generate(TEXT, 3, 2), tiny.generate(TEXT, 3, 2)

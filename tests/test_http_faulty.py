@@ -7,6 +7,8 @@ from standins.rows import same_rows
 import qwenref
 from qwenref.compare.errors import BadLogprobs, EngineContractViolation
 from qwenref.compare.faulty import FaultyReference
+from qwenref.compare.gather import gather
+from qwenref.compare.suites import Conversation, Item, Suite
 
 # A sum, rendered.
 PROMPT = [
@@ -32,6 +34,9 @@ PROMPT = [
     1278,
     198,
 ]
+
+
+CONVERSATIONS = (Conversation("greeting", [{"role": "user", "content": "Hi"}], {"enable_thinking": False}),)
 
 
 def values(done):
@@ -79,9 +84,29 @@ def test_a_list_that_has_not_the_likeliest_first_is_refused(kind, tiny):
 
 
 @pytest.mark.parametrize("kind", IDS_IN)
-def test_a_prompt_that_the_server_cut_is_a_breach_of_contract(kind, tiny):
-    with (
-        behind(kind, FaultyReference(tiny, "context-half"), tiny.tokenizer) as engine,
-        pytest.raises(EngineContractViolation, match="read another prompt than it was sent"),
-    ):
-        engine.generate(PROMPT, 3, 4)
+def test_a_prompt_that_the_server_cut_is_a_finding_and_the_comparison_goes_on(kind, tiny):
+    """vLLM tells the ids it read, the others their number; nothing scored on a cut prompt is taken for a row."""
+    suite = Suite("one", (Item("p", PROMPT, 4, "length", None),))
+    with behind(kind, FaultyReference(tiny, "context-half"), tiny.tokenizer) as engine:
+        seen = gather(tiny, engine, suite)
+        with pytest.raises(EngineContractViolation, match="read another prompt than it was sent"):
+            engine.score(PROMPT, 4)
+    contract = [each for each in seen.findings if each["code"] == "engine-contract"]
+    assert contract and all(each["severity"] == "fault" for each in contract)
+    assert not any(way.prefill for way in seen.trajectories)
+
+
+@pytest.mark.parametrize("kind", ["vllm+http", "llama+http"])
+def test_evidence_over_http_is_that_of_the_engine_in_process(kind, tiny):
+    suite = Suite("one", (Item("p", PROMPT, 6, "length", None),), ("Hello", "日本 🍎"), CONVERSATIONS)
+    how = {"most": "all"} if kind == "vllm+http" else {}
+    with behind(kind, FaultyReference(tiny, "norm-w"), tiny.tokenizer, how) as engine:
+        found = gather(tiny, engine, suite)
+    own = gather(tiny, FaultyReference(tiny, "norm-w"), suite)
+    assert found.differences == own.differences == [] and found.asked == own.asked
+    for one, other in zip(found.trajectories, own.trajectories, strict=True):
+        assert one.ids == other.ids
+        same_rows(one.prefill, other.prefill)
+        assert (one.decode is None) == (other.decode is None)
+        if one.decode is not None:
+            same_rows(one.decode, other.decode)

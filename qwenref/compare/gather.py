@@ -7,7 +7,7 @@ never a guess.
 import numpy as np
 
 import qwenref
-from qwenref.compare.errors import VocabMismatch
+from qwenref.compare.errors import EngineContractViolation, VocabMismatch
 from qwenref.compare.evidence import Difference, Evidence, Trajectory
 from qwenref.compare.scoring import continued
 from qwenref.engines.base import ALL
@@ -96,11 +96,15 @@ def _strings(model, engine, suite, seen, tell):
 def _conversations(model, engine, suite, seen, tell):
     if not seen.gives.render or not suite.conversations:
         return
-    differ, told = [], 0
+    differ, told, refused = [], 0, []
     for done, item in enumerate(suite.conversations, 1):
         begins = {"add_generation_prompt": not item.options.get("continue_final_message", False)}
         options = {**begins, **item.options}
-        found = engine.render(item.messages, **options)
+        try:
+            found = engine.render(item.messages, **options)
+        except CapabilityMissing as error:
+            refused.append(f"{item.id}: {_first_line(error)}")
+            continue
         expected = qwenref.render(model, item.messages, **options)
         tell(done, len(suite.conversations), "conversations")
         told += 1
@@ -110,6 +114,9 @@ def _conversations(model, engine, suite, seen, tell):
             what = "tokenizer" if found.text is not None else "template"
             differ.append(Difference(what, item.id, list(found.ids), list(expected.ids)))
     seen.asked["conversations"] = told
+    if refused:
+        words = f"{len(refused)} conversations are not rendered by the engine"
+        seen.find("conversations-left-out", "note", words, {"first": refused[0]})
     for what in ("template", "tokenizer"):
         these = [one for one in differ if one.what == what]
         if these:
@@ -127,7 +134,9 @@ def _repeats(model, engine, suite, seen, tell):
     k = listed(model.config.text_config.vocab_size, seen.gives.output_logprobs)
     answers = []
     for done in range(REPEATS):
-        answers.append(engine.generate(_request(item, seen), item.new, k))
+        answers.append(_kept(seen, item, lambda: engine.generate(_request(item, seen), item.new, k)))
+        if answers[-1] is None:
+            return
         tell(done + 1, REPEATS, "equal requests")
     seen.asked["repeats"] = REPEATS
     first = answers[0]
@@ -172,7 +181,9 @@ def _prompts(model, engine, suite, seen, tell):
         if request is None:
             left_out += 1
             continue
-        done = engine.generate(request, item.new, k)
+        done = _kept(seen, item, lambda request=request, item=item: engine.generate(request, item.new, k))
+        if done is None:
+            continue
         seen.completions[number] = done
         _contract(item, done, seen)
         _trajectories(model, engine, number, item, done, seen)
@@ -204,8 +215,23 @@ def _trajectories(model, engine, number, item, done, seen):
     if own is None or list(own.ids[own.start :]) != reference:
         both.append(Trajectory(number, "reference", (*prompt, *reference), len(prompt)))
     for way in both:
-        rows = engine.score(list(way.ids), k).rows[: len(way.ids) - 1]
-        seen.trajectories.append(way._replace(prefill=list(rows)))
+        scores = _kept(seen, item, lambda way=way: engine.score(list(way.ids), k))
+        prefill = None if scores is None else list(scores.rows[: len(way.ids) - 1])
+        if prefill is not None or way.decode is not None:
+            seen.trajectories.append(way._replace(prefill=prefill))
+
+
+def _kept(seen, item, ask):
+    """What `ask` gives; None where the engine broke its contract, which is a finding and ends nothing."""
+    try:
+        return ask()
+    except EngineContractViolation as error:
+        seen.find("engine-contract", "fault", f"prompt {item.id}: {_first_line(error)}", {"said": str(error)})
+        return None
+
+
+def _first_line(error):
+    return str(error).partition("\n")[0]
 
 
 def _output(model, done, seen):

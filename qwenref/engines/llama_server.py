@@ -22,6 +22,7 @@ from qwenref.compare.errors import EngineContractViolation
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Prompt, Scores
 from qwenref.engines.served import UNBOUNDED, Served, dense_rows, listed, row_of, sha256, with_own
+from qwenref.engines.stepping import lacks
 
 FORCED = 1000.0  # added to the logit of the id that is to come next
 FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
@@ -84,8 +85,17 @@ class LlamaServer(Served):
         return self.client.post("/tokenize", body, limit=self.room(len(text), 0))["tokens"].ids(self.vocab)
 
     def render(self, messages, **options):
-        """`Prompt` by the server's template; `tools` go to it, all else as variables of the template."""
-        body = {"messages": messages, "add_generation_prompt": options.pop("add_generation_prompt", True)}
+        """`Prompt` by the server's template; `tools` go to it, all else as variables of the template.
+
+        The server goes on with a conversation that ends with the assistant's words, whatever it is told: without
+        continue_final_message=True that is refused here.
+        """
+        continued = options.pop("continue_final_message", False)
+        if messages and messages[-1].get("role") == "assistant" and not continued:
+            raise lacks(self.name, "rendering of a conversation that ends with the assistant's message")
+        body = {"messages": messages, "add_generation_prompt": options.pop("add_generation_prompt", not continued)}
+        if continued:
+            body["continue_final_message"] = True
         if "tools" in options:
             body["tools"] = options.pop("tools")
         text = self.client.post("/apply-template", body | {"chat_template_kwargs": options})["prompt"].text()

@@ -64,6 +64,7 @@ class SGLang(Served):
         ids = checked.ids(ids, self.vocab, where=where)
         k = self.count(k, self.capabilities().prompt_logprobs, "score")
         told = self._ask(ids, 1, k, None, start=0)["meta_info"]
+        self.same_prompt(told["prompt_tokens"].whole(), ids)
         read, rows = self._rows(told, "input", k, len(ids))
         self.same_prompt(read, ids)
         last = self._rows(told, "output", k, 1)[1]

@@ -57,8 +57,6 @@ class TGI(Served):
         answer = self._ask(text, n, k, sampling)
         details = answer["details"]
         read = [item["id"].id(self.vocab) for item in details["prefill"].items()] if "prefill" in details else []
-        if ids is not None and read:
-            self.same_prompt(read, ids)
         tokens = details["tokens"].items()
         output = self.new_ids([token["id"].id(self.vocab) for token in tokens], n)
         finish = details["finish_reason"].text()

@@ -22,6 +22,7 @@ from qwenref.engines.served import Served, dense_rows, most_allowed, row_of, tab
 
 TOO_MANY = 10**8  # log-probabilities that no server gives: it says how many it does
 MARK = "token_id:"
+OF_REQUEST = ("add_generation_prompt", "continue_final_message", "tools")  # all else is the template's
 
 
 def open(rest, **options):
@@ -87,9 +88,7 @@ class VLLM(Served):
         k = self.count(k, self.capabilities().output_logprobs, "generate")
         answer = self._ask(prompt if ids is None else ids, n, k, sampling)
         choice = answer["choices"][0]
-        read = choice["prompt_token_ids"].ids(self.vocab)
-        if ids is not None:
-            self.same_prompt(read, ids)
+        read = choice["prompt_token_ids"].ids()  # as they are told: whether they are those sent is the caller's to see
         output, rows = self._output_rows(answer, k)
         finish, stopped = choice["finish_reason"].text(), choice.get("stop_reason").value
         stop_id = stopped if isinstance(stopped, int) else output[-1] if output and stopped is None else None
@@ -111,10 +110,9 @@ class VLLM(Served):
 
     def render(self, messages, **options):
         """`Prompt` of the template's ids; the text behind them is not given."""
-        body = {"model": self.model, "messages": messages, "chat_template_kwargs": options}
-        body["add_generation_prompt"] = options.pop("add_generation_prompt", True)
-        if "tools" in options:
-            body["tools"] = options.pop("tools")
+        body = {"model": self.model, "messages": messages, "add_generation_prompt": True}
+        body |= {name: options.pop(name) for name in OF_REQUEST if name in options}
+        body["chat_template_kwargs"] = options
         return Prompt(None, self._tokens(body, 1 << 16))
 
     def config(self):

@@ -24,7 +24,8 @@ def answering(engine, tokenizer):
         if request.path == "/tokenize":
             return {"tokens": behind.ids(body["content"])}
         if request.path == "/apply-template":
-            options = dict(body["chat_template_kwargs"], add_generation_prompt=body["add_generation_prompt"])
+            options = {**body["chat_template_kwargs"], "add_generation_prompt": body["add_generation_prompt"]}
+            options |= {name: body[name] for name in ("continue_final_message", "tools") if name in body}
             return {"prompt": engine.render(body["messages"], **options).text}
         assert request.path == "/completion"
         if any(id >= vocab for id in body["prompt"]):

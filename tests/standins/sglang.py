@@ -38,9 +38,10 @@ def _generated(behind, body):
         told["output_token_logprobs"] = [[row.chosen_logprob, row.chosen, None] for row in done.rows]
         told["output_top_logprobs"] = [_triples(row) for row in done.rows]
         if body["logprob_start_len"] == 0:
-            rows = behind.score(ids, k).rows[:-1]
+            scores = behind.score(ids, k)
+            rows = scores.rows[:-1]
             values = [None] + [row.chosen_logprob for row in rows]
-            told["input_token_logprobs"] = [[v, id, None] for v, id in zip(values, ids, strict=True)]
+            told["input_token_logprobs"] = [[v, id, None] for v, id in zip(values, scores.ids, strict=True)]
             told["input_top_logprobs"] = [None] + [_triples(row) for row in rows]
     text = behind.tokenizer.decode(done.output_ids)
     return {"text": text, "output_ids": done.output_ids, "meta_info": told}

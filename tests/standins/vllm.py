@@ -27,7 +27,8 @@ def answering(engine, tokenizer, most=20):
 def _tokens(behind, body):
     if "messages" not in body:
         return behind.ids(body["prompt"])
-    options = dict(body["chat_template_kwargs"], add_generation_prompt=body["add_generation_prompt"])
+    options = {**body["chat_template_kwargs"], "add_generation_prompt": body["add_generation_prompt"]}
+    options |= {name: body[name] for name in ("continue_final_message", "tools") if name in body}
     return behind.engine.render(body["messages"], **options).ids
 
 
