@@ -50,7 +50,13 @@ class Client:
         # A connection for each request: what is left over of one answer cannot be taken for the next. Proxies and
         # passwords of the environment are not for a server that was named by its address.
         limits = self._httpx.Limits(max_keepalive_connections=0)
-        self._client = self._httpx.Client(headers=headers, limits=limits, trust_env=False, follow_redirects=False)
+        self._client = self._httpx.Client(
+            headers=headers,
+            limits=limits,
+            trust_env=False,
+            follow_redirects=False,
+            verify=self._url.scheme == "https",  # certificates take 20 ms to read, and plain HTTP has none
+        )
         self.dropped = set()  # optional fields this server refused
 
     @property
