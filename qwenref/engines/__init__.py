@@ -3,6 +3,8 @@
 import importlib
 
 from qwenref.engines.base import ALL, Capabilities, Completion, Engine, Prompt, Row, Scores
+from qwenref.engines.specs import parse
+from qwenref.errors import InputError, compose
 
 # How an engine is written on the command line -> the file that talks to it and its function `open(rest, **options)`.
 ADAPTERS = {
@@ -28,4 +30,21 @@ def adapter(kind):
     return importlib.import_module(f"qwenref.engines.{ADAPTERS[kind]}")
 
 
-__all__ = ["ADAPTERS", "ALL", "Capabilities", "Completion", "Engine", "Prompt", "Row", "Scores", "adapter"]
+def open(spec, **options):
+    """The engine that a spec names (`specs` has the form); `options` are added to those in it.
+
+    Raises InputError for what is no spec or no option of the engine, UnknownName for a kind there is none of, and
+    whatever opening it raises.
+    """
+    kind, rest, written = parse(spec, ADAPTERS)
+    try:
+        return adapter(kind).open(rest, **{**written, **options})
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise InputError(
+            compose(f"engine: an option that {kind} has not", found=str(error).rpartition(" ")[2])
+        ) from None
+
+
+__all__ = ["ADAPTERS", "ALL", "Capabilities", "Completion", "Engine", "Prompt", "Row", "Scores", "adapter", "open"]
