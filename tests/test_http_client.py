@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from standins.serving import Refused, send, serving
@@ -51,6 +52,7 @@ def drip(piece, every, head=b""):
     return answer
 
 
+LOOPBACK = Path(__file__).parent / "data" / "http" / "loopback.pem"
 OK = b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n"
 
 
@@ -76,6 +78,23 @@ def test_a_server_that_accepts_and_says_nothing_ends_at_the_deadline():
         client = Client(f"http://127.0.0.1:{server.getsockname()[1]}", deadline=0.3)
         with pytest.raises(EngineUnreachable, match="no whole answer in 0.3 s"):
             client.get("/")
+
+
+def test_a_slow_drip_under_tls_ends_at_the_deadline():
+    with serving(drip(b" ", 0.02, OK), LOOPBACK) as (url, _):
+        client = Client(url, deadline=0.4, certificates=LOOPBACK)
+        with pytest.raises(EngineUnreachable, match="no whole answer in 0.4 s"):
+            client.get("/x", limit=10**9)
+
+
+def test_a_certificate_has_to_be_one_that_is_trusted():
+    with serving(lambda request, handler: {"a": 1}, LOOPBACK) as (url, _):
+        assert Client(url, certificates=LOOPBACK).get("/x")["a"].whole() == 1
+        with pytest.raises(EngineUnreachable, match="CERTIFICATE_VERIFY_FAILED"):
+            Client(url).get("/x")
+    for wrong in (Path(__file__), "not/there.pem", 3):
+        with pytest.raises(InputError, match="a PEM file of authorities"):
+            Client("https://localhost:1", certificates=wrong)
 
 
 def test_an_endless_body_ends_at_what_was_asked_for():

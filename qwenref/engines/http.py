@@ -8,6 +8,7 @@ import base64
 import contextlib
 import os
 import socket
+import ssl
 import threading
 import time
 
@@ -30,10 +31,10 @@ class Client:
 
     `key` is sent as a bearer token, by default that of the environment variable QWENREF_API_KEY or the one `key_env`
     names; no message shows it.  `deadline` is in seconds, for a request with all its retries; `at_once` is how many
-    requests may be under way together.
+    requests may be under way together; `certificates` is a PEM file of authorities in place of the system's.
     """
 
-    def __init__(self, url, *, key=None, key_env=None, deadline=DEADLINE, at_once=1, pauses=PAUSES):
+    def __init__(self, url, *, key=None, key_env=None, deadline=DEADLINE, at_once=1, certificates=None, pauses=PAUSES):
         self._httpx = _httpx()
         address = _address(url, self._httpx)
         self._url, key = address.copy_with(username="", password=""), _key(key, key_env)
@@ -55,7 +56,7 @@ class Client:
             limits=limits,
             trust_env=False,
             follow_redirects=False,
-            verify=self._url.scheme == "https",  # certificates take 20 ms to read, and plain HTTP has none
+            verify=_trust(self._url, certificates),
         )
         self.dropped = set()  # optional fields this server refused
 
@@ -204,6 +205,9 @@ class _Deadline:
 
     def __exit__(self, *_):
         self._timer.cancel()
+        with self._lock:
+            while self._sockets:
+                self._sockets.pop().close()
 
     def left(self):
         left = self._end - time.monotonic()
@@ -218,10 +222,13 @@ class _Deadline:
         time.sleep(seconds)
 
     def watch(self, event, info):
-        """httpx tells of every step; the sockets it opens are those to shut."""
-        if event.endswith(("connect_tcp.complete", "connect_unix_socket.complete")):
+        """httpx tells of every step; the connections it opens are those to shut.
+
+        By a socket of our own: TLS takes the first one's descriptor away, and its handshake may drip as well.
+        """
+        if event.endswith("connect_tcp.complete"):
             with self._lock:
-                self._sockets.append(info["return_value"].get_extra_info("socket"))
+                self._sockets.append(info["return_value"].get_extra_info("socket").dup())
                 if self.over:
                     self._shut()
 
@@ -233,7 +240,7 @@ class _Deadline:
     def _shut(self):
         for each in self._sockets:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(each, socket.SHUT_RDWR)  # under TLS too: no farewell to a peer that drips
+                each.shutdown(socket.SHUT_RDWR)
 
 
 def _bounded(response, limit, asked):
@@ -266,6 +273,18 @@ def _without(body, names):
 def _pause(headers, usual):
     asked = headers.get("retry-after", "")
     return min(float(asked), LONGEST) if asked.isdecimal() and len(asked) < 6 else usual
+
+
+def _trust(url, certificates):
+    """What httpx is to verify by: reading certificates takes 20 ms, and plain HTTP has none."""
+    if url.scheme != "https":
+        return False
+    if certificates is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=os.fspath(certificates))
+    except (OSError, TypeError) as error:  # of a file that has none, ssl.SSLError, which is an OSError
+        raise InputError(compose("engine: certificates", found=error, expected="a PEM file of authorities")) from None
 
 
 def _httpx():

@@ -26,7 +26,7 @@ class Served:
     model        the name the server knows its model by, asked of /v1/models without
     vocab        logit rows: ids outside of them are a breach of contract; asked of the server where it says so
     tokenizer    a `qwenref` tokenizer, or a folder with one, for servers that give tokens as text alone
-    key, key_env, deadline, at_once   of `http.Client`
+    key, key_env, deadline, at_once, certificates   of `http.Client`
     """
 
     kind = None  # as in `engines.ADAPTERS`

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -24,10 +25,11 @@ class Refused(Exception):
 
 
 @contextlib.contextmanager
-def serving(answer):
+def serving(answer, certificate=None):
     """(address, requests so far) of a server; answer(request, handler) returns what is sent as JSON, or None.
 
-    None: it has written to `handler.wfile` itself.  `Refused` is an answer with another status.
+    None: it has written to `handler.wfile` itself.  `Refused` is an answer with another status.  With a certificate,
+    a PEM file that has its key too, over TLS.
     """
     seen = []
 
@@ -49,9 +51,13 @@ def serving(answer):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.block_on_close = True, False
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", seen
+        yield f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}", seen
     finally:
         server.shutdown()
         server.server_close()
