@@ -11,66 +11,133 @@ typedef struct delta_task {
     float scale;
 } delta_task;
 
-/* One token on sixteen columns:
+/* A token is
  *     S *= exp(g);  u = (v - k^T S) beta;  S += k u^T;  o = (q scale)^T S
- * Each sum over the key index is four chains of fused multiply-adds, index i in chain i mod 4, added as (0+1)+(2+3).
- * The decayed S is computed again in the second pass instead of being stored in the first: same rounding, fewer writes. */
-QR_INLINE lanes delta_read(lanes sum, const float *S, float k, lanes decay)
+ * and costs one pass over the state: a row is written for this token, read by its query, decayed for the token that
+ * comes next and read by the key of that one, all while it is in a register. Between two tokens S is therefore decayed
+ * already, and `recalled` = k^T S known.
+ * Each sum over the key index is four chains of fused multiply-adds, index i in chain i mod 4, added as (0+1)+(2+3). */
+enum {
+    DELTA_CHAINS = 4,
+#if defined(QR_HAVE_AVX512)
+    DELTA_PASS = 4 /* chains in one pass over the rows: as many as have registers for both sums */
+#else
+    DELTA_PASS = 2
+#endif
+};
+
+/* Columns of a state: where a pass finds their rows and where it leaves them. */
+typedef struct delta_rows {
+    const float *from;
+    float *to;
+    int64_t from_stride, to_stride;
+} delta_rows;
+
+QR_INLINE void delta_row(delta_rows S, int64_t i, lanes *o, lanes *recalled, const float *q, const float *k, lanes u,
+                         const float *next_k, lanes decay, const bool writes, const bool reads)
 {
-    return lanes_fma(lanes_set(k), lanes_mul(lanes_load(S), decay), sum);
+    lanes s = lanes_load(S.from + i * S.from_stride);
+    if (writes) {
+        s = lanes_fma(lanes_set(k[i]), u, s);
+        *o = lanes_fma(lanes_set(q[i]), s, *o);
+    }
+    if (reads) {
+        s = lanes_mul(s, decay);
+        *recalled = lanes_fma(lanes_set(next_k[i]), s, *recalled);
+    }
+    lanes_store(S.to + i * S.to_stride, s);
 }
 
-QR_INLINE lanes delta_write(lanes sum, float *S, float q, float k, lanes u, lanes decay)
+QR_INLINE void store_chains(float *y, const lanes *sum)
 {
-    const lanes s = lanes_fma(lanes_set(k), u, lanes_mul(lanes_load(S), decay));
-    lanes_store(S, s);
-    return lanes_fma(lanes_set(q), s, sum);
+    lanes_store(y, lanes_add(lanes_add(sum[0], sum[1]), lanes_add(sum[2], sum[3])));
 }
 
-static void delta_token(float *o, float *recalled, float *written, float *S, const float *q, const float *k,
-                        const float *v, int64_t K, float exp_g, float beta)
+/* All rows of sixteen columns: `writes` u by key k and sums o by query q; decays for the next token and `reads` by its
+ * key. The two are constants; arguments of the half that is left out are not looked at. */
+QR_INLINE void delta_pass(delta_rows S, int64_t K, float *o, const float *q, const float *k, lanes u, float *recalled,
+                          const float *next_k, lanes decay, const bool writes, const bool reads)
 {
-    enum { ROW = DELTA_BLOCK };
-    const lanes decay = lanes_set(exp_g);
-    lanes s0 = lanes_set(0), s1 = s0, s2 = s0, s3 = s0;
-    int64_t i = 0;
-    for (; i + 4 <= K; i += 4) {
-        s0 = delta_read(s0, S + i * ROW, k[i], decay);
-        s1 = delta_read(s1, S + (i + 1) * ROW, k[i + 1], decay);
-        s2 = delta_read(s2, S + (i + 2) * ROW, k[i + 2], decay);
-        s3 = delta_read(s3, S + (i + 3) * ROW, k[i + 3], decay);
-    }
-    if (i < K)
-        s0 = delta_read(s0, S + i * ROW, k[i], decay);
-    if (i + 1 < K)
-        s1 = delta_read(s1, S + (i + 1) * ROW, k[i + 1], decay);
-    if (i + 2 < K)
-        s2 = delta_read(s2, S + (i + 2) * ROW, k[i + 2], decay);
+    lanes out[DELTA_CHAINS], read[DELTA_CHAINS];
 
-    const lanes read = lanes_add(lanes_add(s0, s1), lanes_add(s2, s3));
-    const lanes u = lanes_mul(lanes_sub(lanes_load(v), read), lanes_set(beta));
-    lanes_store(recalled, read);
-    lanes_store(written, u);
-
-    s0 = s1 = s2 = s3 = lanes_set(0);
-    for (i = 0; i + 4 <= K; i += 4) {
-        s0 = delta_write(s0, S + i * ROW, q[i], k[i], u, decay);
-        s1 = delta_write(s1, S + (i + 1) * ROW, q[i + 1], k[i + 1], u, decay);
-        s2 = delta_write(s2, S + (i + 2) * ROW, q[i + 2], k[i + 2], u, decay);
-        s3 = delta_write(s3, S + (i + 3) * ROW, q[i + 3], k[i + 3], u, decay);
+    for (int64_t first = 0; first < DELTA_CHAINS; first += DELTA_PASS) {
+        lanes y[DELTA_PASS], r[DELTA_PASS];
+        int64_t i = first;
+        QR_UNROLL
+        for (int64_t c = 0; c < DELTA_PASS; c++)
+            y[c] = r[c] = lanes_set(0);
+        for (; i + DELTA_PASS <= K; i += DELTA_CHAINS) {
+            QR_UNROLL
+            for (int64_t c = 0; c < DELTA_PASS; c++)
+                delta_row(S, i + c, y + c, r + c, q, k, u, next_k, decay, writes, reads);
+        }
+        QR_UNROLL
+        for (int64_t c = 0; c < DELTA_PASS; c++) {
+            if (i + c < K)
+                delta_row(S, i + c, y + c, r + c, q, k, u, next_k, decay, writes, reads);
+            out[first + c] = y[c];
+            read[first + c] = r[c];
+        }
     }
-    if (i < K)
-        s0 = delta_write(s0, S + i * ROW, q[i], k[i], u, decay);
-    if (i + 1 < K)
-        s1 = delta_write(s1, S + (i + 1) * ROW, q[i + 1], k[i + 1], u, decay);
-    if (i + 2 < K)
-        s2 = delta_write(s2, S + (i + 2) * ROW, q[i + 2], k[i + 2], u, decay);
-    lanes_store(o, lanes_add(lanes_add(s0, s1), lanes_add(s2, s3)));
+    if (writes)
+        store_chains(o, out);
+    if (reads)
+        store_chains(recalled, read);
+}
+
+/* The columns of one block on their way through the tokens of one row and head. */
+typedef struct delta_columns {
+    float *S, *query; /* S[K,32]; query[K] of a token, scaled */
+    delta_rows
+        rows; /* S, but for the first pass from the state that was given, and the last one to where it is wanted */
+    int64_t b, h, first, width;
+    float recalled[DELTA_BLOCK]; /* of the token that comes next */
+} delta_columns;
+
+static int64_t token_of(const delta_task *task, const delta_columns *at, int64_t t)
+{
+    return at->b * task->T + t;
+}
+
+static int64_t code_of(const delta_task *task, const delta_columns *at, int64_t t)
+{
+    return task->step != NULL ? task->step[token_of(task, at, t)] : STEP_ADVANCE;
+}
+
+/* Where the values of a token begin for these columns. */
+static int64_t place_of(const delta_task *task, const delta_columns *at, int64_t t)
+{
+    return (token_of(task, at, t) * task->H + at->h) * task->V + at->first;
+}
+
+static const float *key_of(const delta_task *task, const delta_columns *at, int64_t t)
+{
+    return task->k + (token_of(task, at, t) * task->G + at->h / (task->H / task->G)) * task->K;
+}
+
+static lanes decay_of(const delta_task *task, const delta_columns *at, int64_t t)
+{
+    return lanes_set(qr_exp(task->g[token_of(task, at, t) * task->H + at->h]));
+}
+
+/* The first token from t on that is not skipped; those before it are answered with zeros. */
+static int64_t next_token(const delta_task *task, const delta_columns *at, int64_t t)
+{
+    const size_t bytes = (size_t)at->width * sizeof(float);
+    for (; t < task->T && code_of(task, at, t) == STEP_SKIP; t++) {
+        const int64_t place = place_of(task, at, t);
+        memset(task->o + place, 0, bytes);
+        if (task->recalled != NULL)
+            memset(task->recalled + place, 0, bytes);
+        if (task->written != NULL)
+            memset(task->written + place, 0, bytes);
+    }
+    return t;
 }
 
 /* K rows of `width` columns. By registers: a call of memcpy for each
  * row of 128 bytes took most of the time of a single token. */
-static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t K, int64_t width)
+QR_INLINE void copy_rows(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t K, int64_t width)
 {
     for (int64_t i = 0; i < K; i++, to += to_stride, from += from_stride) {
         int64_t c = 0;
@@ -81,47 +148,109 @@ static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t f
     }
 }
 
+QR_INLINE delta_rows columns_from(delta_rows rows, int64_t c)
+{
+    return (delta_rows){rows.from + c, rows.to + c, rows.from_stride, rows.to_stride};
+}
+
+static delta_rows own_rows(const delta_columns *at)
+{
+    return (delta_rows){at->S, at->S, DELTA_BLOCK, DELTA_BLOCK};
+}
+
+/* Decays the state for the first token of a run and recalls what it holds for the key. */
+static void delta_begin(const delta_task *task, delta_columns *at, int64_t t)
+{
+    const float *const k = key_of(task, at, t);
+    const lanes decay = decay_of(task, at, t);
+    for (int64_t c = 0; c < at->width; c += LANES)
+        delta_pass(columns_from(at->rows, c), task->K, NULL, NULL, NULL, decay, at->recalled + c, k, decay, false,
+                   true);
+    at->rows = own_rows(at);
+}
+
+/* Token t, and the state made ready for token `next`, or left as it is where that is negative. */
+static void delta_token(const delta_task *task, delta_columns *at, int64_t t, int64_t next)
+{
+    const int64_t place = place_of(task, at, t), width = at->width, head = token_of(task, at, t) * task->H + at->h;
+    const float *const k = key_of(task, at, t), *const q = task->q + (k - task->k);
+    const float *const next_k = next < 0 ? NULL : key_of(task, at, next);
+    const lanes beta = lanes_set(task->beta[head]), decay = next < 0 ? beta : decay_of(task, at, next);
+    float o[DELTA_BLOCK], u[DELTA_BLOCK], v[DELTA_BLOCK] = {0};
+
+    copy_rows(v, 0, task->v + place, 0, 1, width);
+    for (int64_t c = 0; c < width; c += LANES)
+        lanes_store(u + c, lanes_mul(lanes_sub(lanes_load(v + c), lanes_load(at->recalled + c)), beta));
+    for (int64_t i = 0; i < task->K; i++)
+        at->query[i] = q[i] * task->scale;
+    if (task->recalled != NULL)
+        copy_rows(task->recalled + place, 0, at->recalled, 0, 1, width);
+    if (task->written != NULL)
+        copy_rows(task->written + place, 0, u, 0, 1, width);
+    for (int64_t c = 0; c < width; c += LANES)
+        if (next < 0)
+            delta_pass(columns_from(at->rows, c), task->K, o + c, at->query, k, lanes_load(u + c), NULL, NULL, decay,
+                       true, false);
+        else
+            delta_pass(columns_from(at->rows, c), task->K, o + c, at->query, k, lanes_load(u + c), at->recalled + c,
+                       next_k, decay, true, true);
+    copy_rows(task->o + place, 0, o, 0, 1, width);
+}
+
+/* Where the columns of this head begin in `state` and `final`. */
+static int64_t place_in_state(const delta_task *task, const delta_columns *at)
+{
+    return (at->b * task->H + at->h) * task->K * task->V + at->first;
+}
+
+/* A full block is read where it lies; one at the edge is copied and filled up with zeros. */
+static void delta_open(const delta_task *task, delta_columns *at)
+{
+    const bool given = task->state != NULL, whole = at->width == DELTA_BLOCK;
+    at->rows = own_rows(at);
+    if (!given || !whole)
+        memset(at->S, 0, (size_t)(task->K * DELTA_BLOCK) * sizeof(float));
+    if (given && !whole)
+        copy_rows(at->S, DELTA_BLOCK, task->state + place_in_state(task, at), task->V, task->K, at->width);
+    if (given && whole)
+        at->rows.from = task->state + place_in_state(task, at), at->rows.from_stride = task->V;
+}
+
+/* The last token leaves a full block where it is wanted; what it did not leave there is copied. */
+static void delta_close(const delta_task *task, const delta_columns *at)
+{
+    if (task->final != NULL && at->rows.to == at->S)
+        copy_rows(task->final + place_in_state(task, at), task->V, at->rows.from, at->rows.from_stride, task->K,
+                  at->width);
+}
+
 static void delta_block(const delta_task *task, int64_t b, int64_t h, int64_t block, int thread)
 {
-    const int64_t T = task->T, G = task->G, H = task->H, K = task->K, V = task->V;
-    const int64_t c0 = block * DELTA_BLOCK, width = V - c0 < DELTA_BLOCK ? V - c0 : DELTA_BLOCK;
-    const int64_t at = (b * H + h) * K * V + c0, group = h / (H / G);
-    const size_t bytes = (size_t)width * sizeof(float), all = (size_t)(K * DELTA_BLOCK) * sizeof(float);
-    float *const S = task->block + thread * K * DELTA_BLOCK, *const scaled = task->query + thread * K;
-    float v[DELTA_BLOCK] = {0}, o[DELTA_BLOCK], recalled[DELTA_BLOCK], written[DELTA_BLOCK];
+    const int64_t K = task->K, T = task->T, first = block * DELTA_BLOCK;
+    delta_columns at = {.S = task->block + thread * K * DELTA_BLOCK,
+                        .query = task->query + thread * K,
+                        .b = b,
+                        .h = h,
+                        .first = first,
+                        .width = task->V - first < DELTA_BLOCK ? task->V - first : DELTA_BLOCK};
+    bool begun = false;
 
-    if (task->state == NULL || width < DELTA_BLOCK)
-        memset(S, 0, all);
-    if (task->state != NULL)
-        copy_rows(S, DELTA_BLOCK, task->state + at, V, K, width);
-    for (int64_t t = 0; t < T; t++) {
-        const int64_t token = b * T + t, code = task->step != NULL ? task->step[token] : STEP_ADVANCE;
-        const int64_t place = (token * H + h) * V + c0;
-        if (code == STEP_SKIP) {
-            memset(task->o + place, 0, bytes);
-            if (task->recalled != NULL)
-                memset(task->recalled + place, 0, bytes);
-            if (task->written != NULL)
-                memset(task->written + place, 0, bytes);
-            continue;
+    delta_open(task, &at);
+    for (int64_t t = next_token(task, &at, 0), next; t < T; t = next) {
+        const bool restarts = code_of(task, &at, t) == STEP_RESTART;
+        if (restarts) {
+            memset(at.S, 0, (size_t)(K * DELTA_BLOCK) * sizeof(float));
+            at.rows = own_rows(&at);
         }
-        if (code == STEP_RESTART)
-            memset(S, 0, all);
-        memcpy(v, task->v + place, bytes);
-        const float *const q = task->q + (token * G + group) * K, *const k = task->k + (token * G + group) * K;
-        const float exp_g = qr_exp(task->g[token * H + h]), beta = task->beta[token * H + h];
-        for (int64_t i = 0; i < K; i++)
-            scaled[i] = q[i] * task->scale;
-        for (int64_t c = 0; c < width; c += LANES)
-            delta_token(o + c, recalled + c, written + c, S + c, scaled, k, v + c, K, exp_g, beta);
-        memcpy(task->o + place, o, bytes);
-        if (task->recalled != NULL)
-            memcpy(task->recalled + place, recalled, bytes);
-        if (task->written != NULL)
-            memcpy(task->written + place, written, bytes);
+        if (restarts || !begun)
+            delta_begin(task, &at, t);
+        begun = true;
+        next = next_token(task, &at, t + 1);
+        if (next == T && task->final != NULL && at.width == DELTA_BLOCK)
+            at.rows.to = task->final + place_in_state(task, &at), at.rows.to_stride = task->V;
+        delta_token(task, &at, t, next < T && code_of(task, &at, next) != STEP_RESTART ? next : -1);
     }
-    if (task->final != NULL)
-        copy_rows(task->final + at, V, S, DELTA_BLOCK, K, width);
+    delta_close(task, &at);
 }
 
 static void delta_blocks(void *context, int64_t begin, int64_t end, int thread)
