@@ -66,6 +66,7 @@ class Numbers:
         best, second = _two_best(truth)
         return Table(
             prompt=np.full(len(rows), way.prompt),
+            way=np.full(len(rows), n),
             position=np.arange(len(way.ids) - len(rows), len(way.ids)),
             support=support,
             truth=truth,

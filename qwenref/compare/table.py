@@ -9,6 +9,7 @@ class Table(NamedTuple):
     """N positions, K ids at each, J rounding variants; log-probabilities, NaN where an id has none."""
 
     prompt: np.ndarray  # int64 [N], its number in the suite
+    way: np.ndarray  # int64 [N], number of its trajectory
     position: np.ndarray  # int64 [N], index of the predicted id in prompt and continuation
     support: np.ndarray  # int64 [N, K], ids; -1 where there are fewer
     truth: np.ndarray  # float64 [N, K]
@@ -38,7 +39,7 @@ class Table(NamedTuple):
         if not tables:
             none, flat = np.empty((0, 0)), np.empty(0, np.int64)
             ids = np.empty((0, 0), np.int64)
-            return cls(flat, flat, ids, none, np.empty((variants, 0, 0)), none, flat, flat, flat, False)
+            return cls(flat, flat, flat, ids, none, np.empty((variants, 0, 0)), none, flat, flat, flat, False)
         width = max(table.truth.shape[1] for table in tables)
         joined = {
             name: np.concatenate([_widened(getattr(table, name), width, blank) for table in tables], axis=axis)
@@ -50,7 +51,7 @@ class Table(NamedTuple):
         return cls(full=all(table.full for table in tables), **joined, **flat)
 
 
-_FLAT = ("prompt", "position", "best", "second", "emitted")
+_FLAT = ("prompt", "way", "position", "best", "second", "emitted")
 
 
 def _widened(array, width, blank):

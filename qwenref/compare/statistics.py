@@ -1,0 +1,416 @@
+"""How far an engine is from the truth, in units of how far rounding moves the reference: arrays in, figures out.
+
+Differences of log-probabilities are centred at every position by their mean over the ids the engine gave, weighted with
+the truth's probabilities: a normalisation over other ids than the vocabulary cancels.  Columns are the ids of a Table.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from qwenref.compare.distributions import holm, student_quantile
+
+# Gates and constants, from simulations of 30 clean engines and 21 kinds of faults on an 8-layer hybrid model, held
+# against the embedded model by `compare.selftest`.
+PSEUDO = 4  # a position's own noise counts as J observations, that of all positions as so many
+FREEDOM = 20  # of Student's t: 16 variants and 4 more
+ALPHA = 0.01  # chance of an alarm in a whole run
+SURE = 4.0  # sigmas: a choice with a larger margin has to agree
+AMBIGUOUS = 2  # so many flips between SURE and the critical value are to be expected
+RATIO = (1.5, 2.0)  # of the root mean square error to a variant's: amber, red
+DIVERGENCE = (2.25, 4.0)  # the same of KL: squares of these
+PROFILE = (0.6, 1.6)  # error of the last quarter to that of the first
+QUARTER = 128  # positions of a quarter for it
+PERIODS = (64, 128)
+PERIODIC = 256  # positions for a period to show
+TOP = 20  # likeliest ids that R is made of
+_DRAWS = 1000
+
+GREEN, AMBER, RED, SKIPPED = "green", "amber", "red", "skipped"
+CLASSES = ("tie", "benign", "ambiguous", "non-benign")
+
+
+class Measures(NamedTuple):
+    """`.stats` by names of a report · `.stages` rows of its table · `.flips` · `.arrays` by position · `.ratio` R"""
+
+    stats: dict
+    stages: list
+    flips: list
+    arrays: dict
+    ratio: float | None
+
+    def gates(self, verdict):
+        """The stages that came out so."""
+        return [stage["id"] for stage in self.stages if stage["verdict"] == verdict]
+
+
+def stage(id, name, verdict, value=None, gate=None, detail=None):
+    """A row of a report's table."""
+    return {"id": id, "name": name, "verdict": verdict, "value": value, "gate": gate, "detail": detail}
+
+
+def graded(value, amber, red):
+    """Green up to `amber`, red above `red`."""
+    return SKIPPED if value is None or np.isnan(value) else RED if value > red else AMBER if value > amber else GREEN
+
+
+def critical(positions):
+    """How many sigmas may be seen at one of so many positions of a clean engine, at the rate ALPHA."""
+    return student_quantile(1 - ALPHA / (2 * max(1, positions)), FREEDOM)
+
+
+# ---- differences ---------------------------------------------------------------------------------------------------
+
+
+def given(table):
+    """bool [N, K], where truth and engine have finite values."""
+    return np.isfinite(table.truth) & np.isfinite(table.engine)
+
+
+def centred(difference, truth, there):
+    """`difference` [..., N, K] less its mean by probability over `there`; 0 elsewhere."""
+    weights = np.where(there, np.exp(np.where(there, truth, 0)), 0)
+    mass = weights.sum(axis=-1, keepdims=True)
+    weights = np.divide(weights, mass, out=np.zeros_like(weights), where=mass > 0)
+    difference = np.where(there, difference, 0)
+    return np.where(there, difference - (weights * difference).sum(axis=-1, keepdims=True), 0)
+
+
+def likeliest(table, there, count=TOP):
+    """`there`, the `count` likeliest ids of each position alone."""
+    if table.truth.shape[1] <= count:
+        return there
+    among = np.where(there, table.truth, -np.inf)
+    bound = np.partition(among, -count, axis=-1)[:, -count][:, None]
+    return there & (among >= bound)
+
+
+class Differences:
+    """Of a table: `.there` the ids they are about, `.engine` [N, K], `.jitters` [J, N, K], all centred."""
+
+    def __init__(self, table):
+        self.there = likeliest(table, given(table))
+        difference = np.where(self.there, table.engine - table.truth, 0)
+        self.engine = centred(difference, table.truth, self.there)
+        self.jitters = np.stack(
+            [
+                centred(np.where(self.there, values - table.truth, 0), table.truth, self.there)
+                for values in table.jitters
+            ]
+        )
+
+    def rms(self, difference, rows=slice(None)):
+        count = self.there[rows].sum()
+        return float(np.sqrt(np.square(difference[rows]).sum() / count)) if count else float("nan")
+
+    def ratio(self, rows=slice(None)):
+        """R: root mean square error to the median of the variants'."""
+        median = np.median([self.rms(each, rows) for each in self.jitters])
+        return self.rms(self.engine, rows) / median if median > 0 else float("nan")
+
+
+def gap(values, first, second):
+    """[..., N] of values [..., N, K]: the column `first` less the column `second` of each position."""
+    rows = np.arange(values.shape[-2])
+    return values[..., rows, first] - values[..., rows, second]
+
+
+def noise(table, other, spread=0.0):
+    """sigma [N] of the gap between the best column and `other`, drawn towards that of all positions."""
+    moved = gap(table.jitters - table.truth, table.best, other)
+    pooled = np.nanmean(np.square(gap(table.jitters - table.truth, table.best, table.second)))
+    own, count = np.nansum(np.square(moved), axis=0), np.isfinite(moved).sum(axis=0)
+    return np.sqrt((own + PSEUDO * pooled) / (count + PSEUDO) + spread**2)
+
+
+# ---- divergences ---------------------------------------------------------------------------------------------------
+
+
+def divergence(truth, other, full):
+    """KL [N] of distributions `other` from `truth` [N, K]; where not `full`, of these ids and one bucket of all others.
+
+    The second is a lower bound of the first, by the log-sum inequality.
+    """
+    p, q = _masses(truth, other, full)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.maximum(np.where(p > 0, p * (np.log(p) - np.log(q)), 0).sum(axis=-1), 0)
+
+
+def _masses(truth, other, full):
+    there = np.isfinite(truth) & ~np.isnan(other)
+    p, q = (np.where(there, np.exp(np.where(there, values, 0)), 0) for values in (truth, other))
+    if full:
+        return p, q
+    rest = [np.maximum(1 - mass.sum(axis=-1, keepdims=True), 1e-12) for mass in (p, q)]
+    return np.concatenate([p, rest[0]], axis=-1), np.concatenate([q, rest[1]], axis=-1)
+
+
+def distances(truth, other, full):
+    """(total variation, Jensen-Shannon divergence, Bhattacharyya coefficient), each [N]."""
+    p, q = _masses(truth, other, full)
+    middle = (p + q) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = [np.where(x > 0, x * (np.log(x) - np.log(middle)), 0).sum(axis=-1) for x in (p, q)]
+    return np.abs(p - q).sum(axis=-1) / 2, sum(parts) / 2, np.sqrt(p * q).sum(axis=-1)
+
+
+# ---- everything ----------------------------------------------------------------------------------------------------
+
+
+def measure(table, spread=0.0, resolution=0.0, seed=0, path=""):
+    """Measures of a Table.
+
+    spread       standard deviation of the engine's log-probabilities between equal requests
+    resolution   half of a step of the numbers it reports
+    path         put in front of the ids of stages: "P" or "D"
+    """
+    spread = float(np.hypot(spread, resolution))
+    there = given(table).any(axis=-1)
+    table = table.select(there)
+    if not table.positions:
+        return Measures({}, [stage(f"{path}R", "error against rounding", SKIPPED, detail="no numbers")], [], {}, None)
+    differences, random = Differences(table), np.random.default_rng(seed)
+    margin, pair = gap(table.truth, table.best, table.second), noise(table, table.second, spread)
+    crit = critical(table.positions)
+    error = gap(np.where(given(table), table.engine, np.nan) - table.truth, table.best, table.second)
+    scaled = error / pair
+    chosen = table.emitted >= 0
+    other = np.where(chosen, table.emitted, table.best)
+    sigma = np.where(other == table.best, pair, noise(table, other, spread))
+    u = gap(table.truth, table.best, other) / sigma
+    kinds = _classes(table, other, u, crit)
+    stats, stages, arrays = {}, [], {}
+    ratio = _ratio(table, differences, random, stats, stages, arrays)
+    _divergences(table, random, stats, stages, arrays)
+    _choices(margin, pair, chosen & (other == table.best), chosen, kinds, stats, stages)
+    _hot_spot(table, scaled, crit, stats, stages)
+    _profiles(table, scaled, random, stats, stages, arrays)
+    stats["rank"], stats["dp"], stats["ppl"] = _ranks(table), _likelihoods(table, "dp"), _likelihoods(table, "ppl")
+    flips = [
+        {
+            "prompt": int(table.prompt[n]), "pos": int(table.position[n]), "class": CLASSES[kinds[n] - 1],
+            "ref_id": int(table.support[n, table.best[n]]), "eng_id": int(table.support[n, other[n]]),
+            "margin": float(margin[n]), "sigma": float(sigma[n]), "u": float(u[n]),
+        }
+        for n in np.flatnonzero(kinds)
+    ]  # fmt: skip
+    arrays |= {
+        "prompt": table.prompt, "pos": table.position, "margin": margin, "sigma": sigma, "u": u,
+        "flip": np.minimum(kinds, 4), "qq": np.sort(scaled[np.isfinite(scaled)]),
+    }  # fmt: skip
+    for row in stages:
+        row["id"] = path + row["id"]
+    return Measures(stats, stages, flips, arrays, ratio)
+
+
+def _classes(table, other, u, crit):
+    """int64 [N]: 0 the same choice, then 1 and the place among CLASSES."""
+    rows = np.arange(table.positions)
+    values = table.engine[rows, other], table.engine[rows, table.best]
+    tied = np.isfinite(values[0]) & (values[0] == values[1])
+    kinds = np.select([tied, u <= SURE, u <= crit], [1, 2, 3], 4)
+    return np.where((other == table.best) | (table.emitted < 0), 0, kinds)
+
+
+def _ratio(table, differences, random, stats, stages, arrays):
+    ratio = differences.ratio()
+    prompts, number = np.unique(table.prompt, return_inverse=True)
+    count = np.array([differences.there[number == n].sum() for n in range(len(prompts))])
+    squares = np.array([_by_prompt(np.square(each), number) for each in (differences.engine, *differences.jitters)])
+    low, high = _interval(lambda drawn: _drawn_ratio(squares[:, drawn], count[drawn]), len(prompts), random)
+    stats["R"] = {"value": ratio, "ci": [low, high]}
+    stages.append(stage("R", "error against rounding", graded(ratio, *RATIO), ratio, RATIO[0]))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        own = np.sqrt(squares[0] / count) / np.median(np.sqrt(squares[1:] / count), axis=0)
+    arrays["R_prompt"] = own
+    spans = [_spans(differences, number == n, random) for n in range(len(prompts))]
+    arrays["R_prompt_low"], arrays["R_prompt_high"] = (np.array(each) for each in zip(*spans, strict=True))
+    return ratio
+
+
+def _by_prompt(squares, number):
+    return np.bincount(number, weights=squares.sum(axis=-1))
+
+
+def _drawn_ratio(squares, count):
+    rms = np.sqrt(squares.sum(axis=-1) / max(1, count.sum()))
+    middle = np.median(rms[1:])
+    return rms[0] / middle if middle > 0 else np.nan
+
+
+def _spans(differences, rows, random, draws=200):
+    """Bounds of a prompt's own R, its positions drawn again."""
+    squares = np.array([np.square(each[rows]).sum(axis=-1) for each in (differences.engine, *differences.jitters)])
+    count = differences.there[rows].sum(axis=-1)
+    return _interval(lambda drawn: _drawn_ratio(squares[:, drawn], count[drawn]), squares.shape[1], random, draws)
+
+
+def _interval(figure, clusters, random, draws=_DRAWS):
+    """95 % bounds of a figure of clusters that are drawn again; None where there is one cluster alone."""
+    if clusters < 2:
+        return float("nan"), float("nan")
+    values = [figure(random.integers(0, clusters, clusters)) for _ in range(draws)]
+    low, high = np.nanquantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _divergences(table, random, stats, stages, arrays):
+    there = given(table)
+    engine = np.where(there, table.engine, np.nan)
+    full = table.full and bool(there.all())
+    own = divergence(table.truth, engine, full)
+    jitters = np.stack([divergence(table.truth, np.where(there, each, np.nan), full) for each in table.jitters])
+    middle = float(np.median(jitters.mean(axis=-1)))
+    ratio = float(own.mean()) / middle if middle > 0 else float("nan")
+    _, number = np.unique(table.prompt, return_inverse=True)
+    sums, counts = np.bincount(number, weights=own), np.bincount(number)
+    low, high = _interval(lambda drawn: sums[drawn].sum() / counts[drawn].sum(), len(sums), random)
+    stats["kl"] = {
+        "mean": float(own.mean()), "ci": [low, high], "p50": float(np.median(own)),
+        "p99": float(np.quantile(own, 0.99)), "max": float(own.max()), "kind": "full" if full else "top and tail",
+        "ratio": ratio,
+    }  # fmt: skip
+    stages.append(stage("KL", "divergence against rounding", graded(ratio, *DIVERGENCE), ratio, DIVERGENCE[0]))
+    variation, shannon, overlap = distances(table.truth, engine, full)
+    for name, values in (("tv", variation), ("js", shannon), ("bc", overlap)):
+        stats[name] = {"mean": float(values.mean()), "max": float(values.max()), "min": float(values.min())}
+    arrays |= {"kl": own, "kl_jitter_min": jitters.min(axis=0), "kl_jitter_max": jitters.max(axis=0)}
+
+
+def _choices(margin, sigma, same, chosen, kinds, stats, stages):
+    sure = chosen & (margin > SURE * sigma)
+    n, agree = int(sure.sum()), int((sure & (same | (kinds == 1))).sum())
+    bound = 3 / n if n and agree == n else None  # the rule of three
+    stats["sure_agreement"] = {"n": n, "agree": agree, "bound95": bound}
+    far, between = int((kinds == 4).sum()), int((kinds == 3).sum())
+    if not chosen.any():
+        stages.append(stage("flips", "choices", SKIPPED, detail="no tokens"))
+        return
+    verdict = RED if far else AMBER if between > AMBIGUOUS else GREEN
+    counts = f"{far} non-benign, {between} ambiguous, {int((kinds == 2).sum())} benign, {int((kinds == 1).sum())} ties"
+    stages.append(stage("flips", "choices that rounding does not explain", verdict, far, 0, counts))
+    detail = f"{agree:,} of {n:,} with a margin above {SURE:g} sigma"
+    share = agree / n if n else None
+    stages.append(stage("sure", "sure choices", SKIPPED if not n else RED if far else GREEN, share, 1, detail))
+
+
+def _hot_spot(table, scaled, crit, stats, stages):
+    size = np.where(np.isfinite(scaled), np.abs(scaled), -1)
+    at = int(size.argmax())
+    value = float(size[at]) if size[at] >= 0 else None
+    stats["zmax"] = {"value": value, "crit": crit, "prompt": int(table.prompt[at]), "pos": int(table.position[at])}
+    detail = f"prompt {table.prompt[at]}, position {table.position[at]}"
+    stages.append(stage("Zmax", "largest single error", graded(value, crit, crit), value, crit, detail))
+
+
+def _profiles(table, scaled, random, stats, stages, arrays):
+    finite = np.isfinite(scaled)
+    squares, prompt, position = np.square(scaled[finite]), table.prompt[finite], table.position[finite]
+    late, early = _quarters(squares, prompt, position)
+    if min(len(late), len(early)) >= QUARTER and early.mean() > 0:
+        value = float(np.sqrt(late.mean() / early.mean()))
+        stats["profile"] = {"value": value, "positions": int(len(late))}
+        verdict = GREEN if PROFILE[0] <= value <= PROFILE[1] else AMBER
+        stages.append(stage("profile", "error late against early", verdict, value, f"{PROFILE[0]} to {PROFILE[1]}"))
+    probabilities = {}
+    for period in PERIODS:
+        means = _by_phase(np.sqrt(squares), position % period, period)
+        arrays[f"error_mod{period}"] = means
+        if len(squares) >= PERIODIC:
+            probabilities[period] = _permuted(np.sqrt(squares), position % period, period, random)
+    if probabilities:
+        stats["period"] = {str(period): p for period, p in probabilities.items()}
+        rejected = holm(list(probabilities.values()), 0.002)
+        least = min(probabilities.values())
+        stages.append(stage("period", "error by position mod 64, 128", AMBER if any(rejected) else GREEN, least, 0.001))
+
+
+def _quarters(squares, prompt, position):
+    late, early = [], []
+    for number in np.unique(prompt):
+        here = np.flatnonzero(prompt == number)
+        here = here[np.argsort(position[here], kind="stable")]
+        part = len(here) // 4
+        if part:
+            early.append(squares[here[:part]])
+            late.append(squares[here[-part:]])
+    none = np.empty(0)
+    return np.concatenate([none, *late]), np.concatenate([none, *early])
+
+
+def _by_phase(values, phase, period):
+    total, count = np.bincount(phase, weights=values, minlength=period), np.bincount(phase, minlength=period)
+    return np.divide(total, count, out=np.full(period, np.nan), where=count > 0)
+
+
+def _permuted(values, phase, period, random, draws=2000):
+    """How probable so large a mean at one phase is where phases do not matter."""
+    values = np.log1p(values)  # one large error is no period
+
+    def peak(values):
+        count = np.bincount(phase, minlength=period)
+        means = np.bincount(phase, weights=values - values.mean(), minlength=period)[count > 1] / count[count > 1]
+        return (means * np.sqrt(count[count > 1])).max() if means.size else 0.0
+
+    seen = peak(values)
+    return (1 + sum(peak(random.permutation(values)) >= seen for _ in range(draws))) / (1 + draws)
+
+
+def _ranks(table):
+    """Overlap of the likeliest ids, and how often the first is the same."""
+    there = given(table)
+    orders = [
+        np.argsort(-np.where(there, values, -np.inf), axis=-1, kind="stable") for values in (table.truth, table.engine)
+    ]
+    facts = {"same_top": float(np.mean(orders[0][:, 0] == orders[1][:, 0]))}
+    for k in (5, 20):
+        if table.truth.shape[1] >= k:
+            both = (orders[0][:, :k, None] == orders[1][:, None, :k]).any(axis=-1).sum(axis=-1)
+            facts[f"jaccard{k}"] = float(np.mean(both / (2 * k - both)))
+    return facts
+
+
+def _likelihoods(table, what):
+    """Of the tokens chosen: change of probability, or ratio of perplexities with its standard error."""
+    rows = np.flatnonzero(table.emitted >= 0)
+    ours, theirs = (values[rows, table.emitted[rows]] for values in (table.truth, table.engine))
+    there = np.isfinite(ours) & np.isfinite(theirs)
+    if not there.any():
+        return None
+    ours, theirs = ours[there], theirs[there]
+    if what == "dp":
+        change = np.exp(theirs) - np.exp(ours)
+        return {"mean": float(change.mean()), "rms": float(np.sqrt(np.mean(change**2)))}
+    change = ours - theirs
+    ratio = float(np.exp(change.mean()))
+    return {"ratio": ratio, "se": ratio * float(change.std() / np.sqrt(len(change)))}
+
+
+def prefill_against_decode(prefill, decode):
+    """(R_PD, stage) of the positions that both tables have: decode against prefill, two noises added in quadrature."""
+    places = [{place: n for n, place in enumerate(zip(t.way, t.position, strict=True))} for t in (prefill, decode)]
+    both = [place for place in places[0] if place in places[1]]
+    if not both:
+        return None, stage("PD", "decode against prefill", SKIPPED)
+    one, two = (
+        table.select([at[place] for place in both]) for table, at in zip((prefill, decode), places, strict=True)
+    )
+    there = likeliest(one, given(one) & given(two))
+    moved = centred(two.engine - one.engine, one.truth, there)
+    jitters = [centred(each - one.truth, one.truth, there) for each in one.jitters]
+    middle = np.sqrt(2) * np.median([np.sqrt(np.square(each).sum()) for each in jitters])
+    value = float(np.sqrt(np.square(moved).sum()) / middle) if middle > 0 else float("nan")
+    return value, stage("PD", "decode against prefill", graded(value, *RATIO), value, RATIO[0])
+
+
+def rl_block(reference, engine):
+    """Figures of importance weights, of log-probabilities [N] of the tokens a policy was given."""
+    r = np.asarray(reference, np.float64) - np.asarray(engine, np.float64)
+    weights = np.exp(r)
+    return {
+        "mean_exp_abs": float(np.exp(np.abs(r)).mean()),
+        "k3": float(np.mean(weights - 1 - r)),
+        "quantiles": [float(x) for x in np.quantile(weights, [0.01, 0.5, 0.99])],
+        "outside": float(np.mean((weights < 0.5) | (weights > 2))),
+        "ess": float(weights.sum() ** 2 / np.square(weights).sum() / len(r)),
+    }

@@ -1,0 +1,101 @@
+"""Figures of a comparison, of arrays that are drawn here: no model, no engine."""
+
+import numpy as np
+import pytest
+
+from qwenref.compare import distributions
+from qwenref.compare.statistics import CLASSES, divergence, measure, prefill_against_decode
+from qwenref.compare.table import Table
+
+
+def normal(values):
+    return values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
+
+
+def drawn(seed=0, N=300, K=40, J=8, engine=0.1):
+    """A Table whose variants are 0.1 apart from the truth, and whose engine is `engine` apart."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, 3, (N, K))
+    truth = normal(logits)
+    jitters = normal(logits + random.normal(0, 0.1, (J, N, K)))
+    theirs = normal(logits + engine * random.normal(0, 1, (N, K)))
+    order = np.argsort(-truth, axis=-1)
+    at = np.arange(N)
+    ids = np.broadcast_to(np.arange(K), (N, K))
+    return Table(
+        at % 4, at % 4, at // 4, ids, truth, jitters, theirs, order[:, 0], order[:, 1], theirs.argmax(axis=-1), True
+    )
+
+
+def test_quantiles_and_tails_are_those_of_the_tables():
+    # Abramowitz and Stegun, tables 26.8, 26.10
+    assert distributions.student_quantile(0.975, 20) == pytest.approx(2.086, abs=5e-4)
+    assert distributions.student_quantile(0.995, 5) == pytest.approx(4.032, abs=5e-4)
+    assert distributions.chi_square_tail(18.307, 10) == pytest.approx(0.05, abs=1e-5)
+    assert distributions.chi_square_tail(2.5582, 10) == pytest.approx(0.99, abs=1e-4)
+    assert distributions.normal_tail(1.959964) == pytest.approx(0.025, abs=1e-7)
+    assert distributions.holm([0.001, 0.2, 0.004], 0.01) == [True, False, True]
+
+
+def test_uniform_values_pass_and_others_do_not():
+    values = np.random.default_rng(0).random(2000)
+    assert distributions.anderson_darling(values)[1] > 0.05 > distributions.anderson_darling(values**1.2)[1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_engine_that_is_like_a_variant_is_inside(seed):
+    found = measure(drawn(seed))
+    assert not found.gates("red") and 0.8 < found.ratio < 1.25
+    assert all(flip["class"] in CLASSES[:3] for flip in found.flips)
+
+
+def test_an_identical_engine_has_no_error():
+    table = drawn(engine=0)
+    found = measure(table.with_engine(table.truth))
+    assert found.ratio == 0 and found.stats["kl"]["mean"] == 0 and not found.flips and not found.gates("red")
+
+
+def test_an_engine_three_times_as_far_is_outside():
+    found = measure(drawn(engine=0.3))
+    assert "R" in found.gates("red") and found.ratio == pytest.approx(3, rel=0.15)
+    low, high = found.stats["R"]["ci"]
+    assert low < found.ratio < high
+
+
+def test_one_wrong_position_is_a_hot_spot():
+    table = drawn()
+    engine = table.engine.copy()
+    engine[17, table.best[17]] -= 8
+    found = measure(table.with_engine(normal(engine)))
+    assert "Zmax" in found.gates("red")
+    assert (found.stats["zmax"]["prompt"], found.stats["zmax"]["pos"]) == (17 % 4, 17 // 4)
+
+
+def test_orders_of_ids_and_of_prompts_do_not_matter():
+    table, random = drawn(), np.random.default_rng(1)
+    columns, rows = random.permutation(40), random.permutation(300)
+    place = np.argsort(columns)
+    other = table._replace(
+        support=table.support[:, columns], truth=table.truth[:, columns], engine=table.engine[:, columns],
+        jitters=table.jitters[..., columns], best=place[table.best], second=place[table.second],
+        emitted=place[table.emitted],
+    ).select(rows)  # fmt: skip
+    one, two = measure(table), measure(other)
+    assert two.ratio == pytest.approx(one.ratio, rel=1e-12)
+    assert two.stats["kl"]["mean"] == pytest.approx(one.stats["kl"]["mean"], rel=1e-9)
+    key = lambda flip: (flip["prompt"], flip["pos"], flip["class"])  # noqa: E731
+    assert sorted(map(key, one.flips)) == sorted(map(key, two.flips))
+
+
+def test_a_divergence_of_some_ids_is_a_lower_bound():
+    table = drawn(engine=0.5)
+    whole = divergence(table.truth, table.engine, True)
+    some = np.where(np.arange(40) < 20, table.engine, np.nan)
+    assert (divergence(table.truth, some, False) <= whole + 1e-12).all() and (whole > 0).all()
+
+
+def test_decode_is_held_against_prefill_trajectory_by_trajectory():
+    table = drawn()
+    assert prefill_against_decode(table, table)[0] == 0
+    moved = prefill_against_decode(table, table.with_engine(drawn(seed=0, engine=1.0).engine))
+    assert moved[0] > 2 and moved[1]["verdict"] == "red"
