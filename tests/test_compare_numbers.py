@@ -61,7 +61,7 @@ def test_a_fault_is_scored_and_the_model_stays_what_it_was(model):
 @pytest.mark.parametrize("tier", "ABCD")
 def test_every_tier_is_asked_what_it_gives_and_no_more(model, quick, tier):
     seen = gather(model, FaultyReference(model, tier=tier), quick)
-    assert not [found for found in seen.findings if found["severity"] != "note"] and not seen.differences
+    assert not [found for found in seen.findings if found["severity"] != "info"] and not seen.differences
     asked = {"A": 300, "B": 300, "C": None, "D": None}
     assert seen.asked.get("strings") == asked[tier]
     assert all((way.prefill is not None) == (tier == "A") for way in seen.trajectories)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from qwenref.engines.base import Capabilities
 
-SEVERITIES = ("note", "warning", "fault")
+SEVERITIES = ("info", "warning", "error")
 
 
 class Trajectory(NamedTuple):

@@ -50,7 +50,7 @@ def stop_ids(model):
 def identify(model, engine, seen):
     """What the engine says of itself, against the checkpoint; VocabMismatch for another vocabulary."""
     if not seen.gives.config:
-        seen.find("config-unknown", "note", "the engine says nothing of its version, dtype or files")
+        seen.find("config-unknown", "info", "the engine says nothing of its version, dtype or files")
         return
     seen.config = said = engine.config()
     vocab = model.config.text_config.vocab_size
@@ -60,7 +60,7 @@ def identify(model, engine, seen):
         if theirs < known:
             expected = f"{vocab:,}, or {known:,} without the rows that no token has"
             raise VocabMismatch(compose(f"{seen.name}: another vocabulary", found=f"{theirs:,} ids", expected=expected))
-        seen.find("vocab-padding", "note", f"{theirs:,} logit rows where the checkpoint has {vocab:,}: padding")
+        seen.find("vocab-padding", "info", f"{theirs:,} logit rows where the checkpoint has {vocab:,}: padding")
     facts = {} if model.path is None else model_facts(model.path)
     for key in _HASHES:
         ours, other = facts.get(key), (said.get("model") or {}).get(key)
@@ -116,7 +116,7 @@ def _conversations(model, engine, suite, seen, tell):
     seen.asked["conversations"] = told
     if refused:
         words = f"{len(refused)} conversations are not rendered by the engine"
-        seen.find("conversations-left-out", "note", words, {"first": refused[0]})
+        seen.find("conversations-left-out", "info", words, {"first": refused[0]})
     for what in ("template", "tokenizer"):
         these = [one for one in differ if one.what == what]
         if these:
@@ -190,7 +190,7 @@ def _prompts(model, engine, suite, seen, tell):
         tell(number + 1, len(suite.prompts), "prompts")
     seen.asked["prompts"] = len(suite.prompts) - left_out
     if left_out:
-        seen.find("prompts-left-out", "note", f"{left_out} prompts have no text and this engine takes no ids")
+        seen.find("prompts-left-out", "info", f"{left_out} prompts have no text and this engine takes no ids")
 
 
 def _request(item, seen):
@@ -226,7 +226,7 @@ def _kept(seen, item, ask):
     try:
         return ask()
     except EngineContractViolation as error:
-        seen.find("engine-contract", "fault", f"prompt {item.id}: {_first_line(error)}", {"said": str(error)})
+        seen.find("engine-contract", "error", f"prompt {item.id}: {_first_line(error)}", {"said": str(error)})
         return None
 
 
@@ -263,11 +263,11 @@ def _contract(item, done, seen):
         words = f"prompt {item.id}: {found['read']:,} ids read of {found['sent']:,} sent"
         if found["read"] == found["sent"]:
             words = f"prompt {item.id}: other ids read than were sent"
-        seen.find("engine-contract", "fault", words, found)
+        seen.find("engine-contract", "error", words, found)
     short = done.output_ids is not None and len(done.output_ids) < item.new
     if short and done.finish not in ("stop", "cancelled"):
         words = f"prompt {item.id}: {len(done.output_ids)} tokens of {item.new} asked for, and no stop"
-        seen.find("engine-contract", "fault", words, {"finish": done.finish})
+        seen.find("engine-contract", "error", words, {"finish": done.finish})
     cached = (done.meta or {}).get("cached_tokens") or 0
     if cached:
         words = "prompts are answered from a cache although none was to be used"
