@@ -116,7 +116,7 @@ def test_a_prompt_that_the_server_cut_is_a_finding_and_the_comparison_goes_on(ki
         with pytest.raises(EngineContractViolation, match="read another prompt than it was sent"):
             engine.score(PROMPT, 4)
     contract = [each for each in seen.findings if each["code"] == "engine-contract"]
-    assert contract and all(each["severity"] == "fault" for each in contract)
+    assert contract and all(each["severity"] == "error" for each in contract)
     assert not any(way.prefill for way in seen.trajectories)
 
 
