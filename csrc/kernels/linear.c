@@ -116,53 +116,60 @@ static void narrow_pack(void *context, int64_t begin, int64_t end, int thread)
 }
 
 typedef void narrow_loop(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
-                         int rows, int tokens, qr_dtype dtype, bool dots, const char *next);
+                         int rows, int tokens, qr_dtype dtype, bool dots);
 
-/* Class sums of rows x tokens, from zero. */
-LINEAR_INLINE void narrow_sums(const linear *l, float *sums, int64_t row, int rows, int64_t m, int tokens,
-                               narrow_loop *tile)
+/* Class sums of rows x tokens, from zero; from row to row it is `apart` rows. */
+LINEAR_INLINE void narrow_sums(const linear *l, float *sums, int64_t row, int rows, int64_t apart, int64_t m,
+                               int tokens, narrow_loop *tile)
 {
     const int64_t full = l->I / STEP, tail = l->I % STEP * element_size(l->dtype);
     const int64_t step_bytes = STEP * element_size(l->dtype), x_step = l->dots ? 16 : STEP,
                   x_stride = l->steps * x_step;
     const float *x = l->px + m * x_stride;
     const char *w = l->w + row * l->row_bytes;
+    const int64_t w_stride = apart * l->row_bytes;
 
     memset(sums, 0, (size_t)(rows * tokens) * 16 * sizeof *sums);
     for (int64_t s = 0; s < full; s += NARROW_STEPS) {
         const int64_t steps = full - s < NARROW_STEPS ? full - s : NARROW_STEPS;
-        /* the hardware sees a stream only within a row; the rows that follow are one piece of memory */
-        const char *next = w + NARROW_ROWS * l->row_bytes + rows * s * step_bytes;
-        tile(sums, w + s * step_bytes, l->row_bytes, x + s * x_step, x_stride, steps, rows, tokens, l->dtype, l->dots,
-             next);
+        tile(sums, w + s * step_bytes, w_stride, x + s * x_step, x_stride, steps, rows, tokens, l->dtype, l->dots);
     }
     if (tail > 0) {
         _Alignas(64) char last[NARROW_ROWS * STEP * sizeof(float)];
         memset(last, 0, sizeof last);
         for (int r = 0; r < rows; r++)
-            memcpy(last + r * step_bytes, w + r * l->row_bytes + full * step_bytes, (size_t)tail);
-        tile(sums, last, step_bytes, x + full * x_step, x_stride, 1, rows, tokens, l->dtype, l->dots, NULL);
+            memcpy(last + r * step_bytes, w + r * w_stride + full * step_bytes, (size_t)tail);
+        tile(sums, last, step_bytes, x + full * x_step, x_stride, 1, rows, tokens, l->dtype, l->dots);
     }
 }
 
-static __attribute__((noinline)) void narrow_rows(const linear *l, int64_t begin, int64_t end)
+/* Up to 8 rows, so many apart, for up to 16 tokens. */
+static __attribute__((noinline)) void narrow_outputs(const linear *l, int64_t row, int rows, int64_t apart, int64_t m,
+                                                     int tokens)
 {
+    _Alignas(64) float sums[NARROW_ROWS * NARROW_TOKENS * 16];
+
+    narrow_sums(l, sums, row, rows, apart, m, tokens, narrow_tile);
+#if defined(FLUSHES_EARLY)
+    if (something_was_flushed(sums))
+        narrow_sums(l, sums, row, rows, apart, m, tokens, careful_tile);
+#endif
+    for (int r = 0; r < rows; r++)
+        for (int t = 0; t < tokens; t++)
+            linear_store(l, m + t, row + r * apart, class_tree(sums + (r * tokens + t) * 16));
+}
+
+/* The rows of a tile begin eight equal parts of the piece and go through them side by side: each is one long stream of
+ * memory, which the hardware fetches ahead. Neighbours would be streams that end with the row. */
+static void narrow_rows(const linear *l, int64_t begin, int64_t end)
+{
+    const int64_t apart = (end - begin) / NARROW_ROWS, rest = begin + apart * NARROW_ROWS;
     for (int64_t m = 0; m < l->M; m += NARROW_TOKENS) {
         const int tokens = (int)(l->M - m < NARROW_TOKENS ? l->M - m : NARROW_TOKENS);
-
-        for (int64_t row = begin; row < end; row += NARROW_ROWS) {
-            const int rows = (int)(end - row < NARROW_ROWS ? end - row : NARROW_ROWS);
-            _Alignas(64) float sums[NARROW_ROWS * NARROW_TOKENS * 16];
-
-            narrow_sums(l, sums, row, rows, m, tokens, narrow_tile);
-#if defined(FLUSHES_EARLY)
-            if (something_was_flushed(sums))
-                narrow_sums(l, sums, row, rows, m, tokens, careful_tile);
-#endif
-            for (int r = 0; r < rows; r++)
-                for (int t = 0; t < tokens; t++)
-                    linear_store(l, m + t, row + r, class_tree(sums + (r * tokens + t) * 16));
-        }
+        for (int64_t i = 0; i < apart; i++)
+            narrow_outputs(l, begin + i, NARROW_ROWS, apart, m, tokens);
+        if (rest < end)
+            narrow_outputs(l, rest, (int)(end - rest), 1, m, tokens);
     }
 }
 

@@ -13,14 +13,11 @@ enum {
 
 /* R rows x T tokens x `halves` times eight classes; R, T, halves and dtype are constants where this is used. At least 8
  * accumulators hide the latency of the multiply-add, at most 12 leave room for operands. */
-LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
-                                         int64_t x_stride, int64_t steps, const int R, const int T, const int halves,
-                                         const qr_dtype dtype, const char *next)
+LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
+                                  int64_t x_stride, int64_t steps, const int R, const int T, const int halves,
+                                  const qr_dtype dtype)
 {
     const int64_t step_bytes = STEP * element_size(dtype), half_bytes = step_bytes / 2;
-    const int lines = (R * halves * (int)element_size(dtype) + 3) / 4; /* as many as a step uses up */
-    const int64_t next_stride = next != NULL ? 64 * lines : 0;
-    const char *fetch = next != NULL ? next : w;
     __m256 a[4][4][2];
 
 #pragma GCC unroll 4
@@ -30,10 +27,11 @@ LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const ch
 #pragma GCC unroll 2
             for (int h = 0; h < halves; h++)
                 a[r][t][h] = _mm256_loadu_ps(sums + r * row_sums + t * 16 + h * 8);
-    for (int64_t s = 0; s < steps; s++, w += step_bytes, x += STEP, fetch += next_stride) {
-#pragma GCC unroll 8
-        for (int i = 0; i < lines; i++)
-            _mm_prefetch(fetch + 64 * i, _MM_HINT_T0);
+    for (int64_t s = 0; s < steps; s++, w += step_bytes, x += STEP) {
+        if (T > 2) /* few rows are read at a time: the hardware loses sight of their streams between two turns */
+            for (int r = 0; r < R; r++)
+                for (int64_t line = 0; line < step_bytes; line += 64)
+                    _mm_prefetch(w + r * w_stride + NARROW_STEPS * step_bytes + line, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (int low = 0; low < 2; low++)
 #pragma GCC unroll 2
@@ -61,13 +59,11 @@ LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const ch
 #pragma GCC unroll 2
             for (int h = 0; h < halves; h++)
                 _mm256_storeu_ps(sums + r * row_sums + t * 16 + h * 8, a[r][t][h]);
-    return next != NULL ? fetch : NULL;
 }
 
 /* All rows for one group of T tokens; the tokens' x stays in L1 while the rows take turns. */
 LINEAR_INLINE void narrow_tokens(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
-                                 int64_t x_stride, int64_t steps, int rows, const int T, const qr_dtype dtype,
-                                 const char *next)
+                                 int64_t x_stride, int64_t steps, int rows, const int T, const qr_dtype dtype)
 {
     const int R = T <= 2 ? 4 : T == 3 ? 3 : 2, halves = T == 1 ? 2 : 1;
     const int64_t half_bytes = STEP / 2 * element_size(dtype);
@@ -75,48 +71,46 @@ LINEAR_INLINE void narrow_tokens(float *sums, int64_t row_sums, const char *w, i
     for (int h = 0; h < 2; h += halves, sums += 8, x += 8, w += half_bytes) {
         int r = 0;
         for (; r + R <= rows; r += R)
-            next = narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, R, T,
-                                  halves, dtype, next);
+            narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, R, T, halves,
+                           dtype);
         for (; r < rows; r++)
-            next = narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, 1, T,
-                                  halves, dtype, next);
+            narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, 1, T, halves,
+                           dtype);
     }
 }
 
 LINEAR_INLINE void narrow_tile_as(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride,
-                                  int64_t steps, int rows, int tokens, const qr_dtype dtype, const char *next)
+                                  int64_t steps, int rows, int tokens, const qr_dtype dtype)
 {
     for (int t = 0; t < tokens;) {
         const int left = tokens - t, T = left == 5 ? 3 : left < 4 ? left : 4; /* 5 as 3 + 2: one token alone is slow */
         float *s = sums + t * 16;
         const float *from = x + t * x_stride;
         if (T == 4)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 4, dtype, next);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 4, dtype);
         else if (T == 3)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 3, dtype, next);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 3, dtype);
         else if (T == 2)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 2, dtype, next);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 2, dtype);
         else
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 1, dtype, next);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 1, dtype);
         t += T;
-        next = NULL; /* once is enough */
     }
 }
 
 /* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
- * has, per token and step, the 16 high elements and then the 16 low ones. What comes next of W is at `next`, if not
- * NULL. */
+ * has, per token and step, the 16 high elements and then the 16 low ones. */
 static __attribute__((noinline)) void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x,
                                                   int64_t x_stride, int64_t steps, int rows, int tokens, qr_dtype dtype,
-                                                  bool dots, const char *next)
+                                                  bool dots)
 {
     (void)dots;
     if (dtype == QR_BF16)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, next);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16);
     else if (dtype == QR_F16)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F16, next);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F16);
     else
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32, next);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32);
 }
 
 /* The chain of class c for GROUP rows x V registers of tokens, then up the tree: after class c the tile has swallowed as

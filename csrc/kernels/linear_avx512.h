@@ -37,14 +37,11 @@ LINEAR_INLINE __m512 low16(const void *p, qr_dtype dtype)
 }
 
 /* R rows x T tokens; R, T, dtype and dots are constants where this is used. */
-LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
-                                         int64_t x_stride, int64_t steps, const int R, const int T,
-                                         const qr_dtype dtype, const bool dots, const char *next)
+LINEAR_INLINE void narrow_tile_of(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
+                                  int64_t x_stride, int64_t steps, const int R, const int T, const qr_dtype dtype,
+                                  const bool dots)
 {
     const int64_t step_bytes = STEP * element_size(dtype);
-    const int lines = R * (int)element_size(dtype) / 2; /* as many as a step uses up */
-    const int64_t next_stride = next != NULL ? 64 * lines : 0;
-    const char *fetch = next != NULL ? next : w;
     __m512 a[8][3];
 
 #pragma GCC unroll 8
@@ -52,11 +49,8 @@ LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const ch
 #pragma GCC unroll 3
         for (int t = 0; t < T; t++)
             a[r][t] = _mm512_loadu_ps(sums + r * row_sums + t * 16);
-    for (int64_t s = 0; s < steps; s++, w += step_bytes, x += dots ? 16 : STEP, fetch += next_stride) {
-#pragma GCC unroll 16
-        for (int i = 0; i < lines; i++)
-            _mm_prefetch(fetch + 64 * i, _MM_HINT_T0);
-            /* all high elements, then all low ones: the operands of one half at a time fit beside the accumulators */
+    for (int64_t s = 0; s < steps; s++, w += step_bytes, x += dots ? 16 : STEP) {
+        /* all high elements, then all low ones: the operands of one half at a time fit beside the accumulators */
 #pragma GCC unroll 2
         for (int low = 0; low < 2; low++) {
             if (dots && low)
@@ -81,54 +75,50 @@ LINEAR_INLINE const char *narrow_tile_of(float *sums, int64_t row_sums, const ch
 #pragma GCC unroll 3
         for (int t = 0; t < T; t++)
             _mm512_storeu_ps(sums + r * row_sums + t * 16, a[r][t]);
-    return next != NULL ? fetch : NULL;
 }
 
 LINEAR_INLINE void narrow_tokens(float *sums, int64_t row_sums, const char *w, int64_t w_stride, const float *x,
                                  int64_t x_stride, int64_t steps, int rows, const int T, const qr_dtype dtype,
-                                 const bool dots, const char *next)
+                                 const bool dots)
 {
     if (rows == 8) {
-        (void)narrow_tile_of(sums, row_sums, w, w_stride, x, x_stride, steps, 8, T, dtype, dots, next);
+        narrow_tile_of(sums, row_sums, w, w_stride, x, x_stride, steps, 8, T, dtype, dots);
         return;
     }
     for (int r = 0; r < rows; r++)
-        next = narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, 1, T,
-                              dtype, dots, next);
+        narrow_tile_of(sums + r * row_sums, row_sums, w + r * w_stride, w_stride, x, x_stride, steps, 1, T, dtype,
+                       dots);
 }
 
 LINEAR_INLINE void narrow_tile_as(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride,
-                                  int64_t steps, int rows, int tokens, const qr_dtype dtype, const bool dots,
-                                  const char *next)
+                                  int64_t steps, int rows, int tokens, const qr_dtype dtype, const bool dots)
 {
     for (int t = 0; t < tokens; t += 3) {
         float *s = sums + t * 16;
         const float *from = x + t * x_stride;
         if (tokens - t >= 3)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 3, dtype, dots, next);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 3, dtype, dots);
         else if (tokens - t == 2)
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 2, dtype, dots, next);
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 2, dtype, dots);
         else
-            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 1, dtype, dots, next);
-        next = NULL; /* once is enough */
+            narrow_tokens(s, tokens * 16, w, w_stride, from, x_stride, steps, rows, 1, dtype, dots);
     }
 }
 
 /* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
- * has, per token and step, the 16 high elements and then the 16 low ones, or the 16 pairs for dots. What comes next of
- * W is at `next`, if not NULL. */
+ * has, per token and step, the 16 high elements and then the 16 low ones, or the 16 pairs for dots. */
 static __attribute__((noinline)) void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x,
                                                   int64_t x_stride, int64_t steps, int rows, int tokens, qr_dtype dtype,
-                                                  bool dots, const char *next)
+                                                  bool dots)
 {
     if (dots)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, true, next);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, true);
     else if (dtype == QR_BF16)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, false, next);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16, false);
     else if (dtype == QR_F16)
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F16, false, next);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F16, false);
     else
-        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32, false, next);
+        narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_F32, false);
 }
 
 /* The chain of class c for GROUP rows x V registers of tokens, then up the tree: after class c the tile has swallowed as

@@ -90,10 +90,9 @@ LINEAR_INLINE void narrow_tile_as(float *sums, const char *w, int64_t w_stride, 
  * has, per token and step, the 16 high elements and then the 16 low ones. */
 static __attribute__((noinline)) void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x,
                                                   int64_t x_stride, int64_t steps, int rows, int tokens, qr_dtype dtype,
-                                                  bool dots, const char *next)
+                                                  bool dots)
 {
     (void)dots;
-    (void)next;
     if (dtype == QR_BF16)
         narrow_tile_as(sums, w, w_stride, x, x_stride, steps, rows, tokens, QR_BF16);
     else if (dtype == QR_F16)
@@ -104,10 +103,9 @@ static __attribute__((noinline)) void narrow_tile(float *sums, const char *w, in
 
 /* The same with sums that are exact about what counts as zero, for the few places where something was flushed. */
 static void careful_tile(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
-                         int rows, int tokens, qr_dtype dtype, bool dots, const char *next)
+                         int rows, int tokens, qr_dtype dtype, bool dots)
 {
     (void)dots;
-    (void)next;
     for (int r = 0; r < rows; r++)
         for (int64_t s = 0; s < steps; s++) {
             float v[STEP];

@@ -1,13 +1,11 @@
 /* The loops of linear.c in portable C. */
 
 /* Advance the class sums of rows x tokens by `steps`. sums[row][token][class]; w rows are w_stride bytes apart; packed x
- * has, per token and step, the 16 high elements and then the 16 low ones. What comes next of W is at `next`, if not
- * NULL. */
+ * has, per token and step, the 16 high elements and then the 16 low ones. */
 static void narrow_tile(float *sums, const char *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t steps,
-                        int rows, int tokens, qr_dtype dtype, bool dots, const char *next)
+                        int rows, int tokens, qr_dtype dtype, bool dots)
 {
     (void)dots;
-    (void)next;
     for (int r = 0; r < rows; r++)
         for (int64_t s = 0; s < steps; s++) {
             float v[STEP];
