@@ -61,9 +61,8 @@ class Recorder:
         }
         self._modules = [(short, module) for name, module in model.named_modules() if (short := short_name(name))]
         if not any(short.startswith("layers.") for short, _ in self._modules):
-            raise ValueError(
-                f"{type(model).__name__}: no module named layers.0; pass the module that holds the decoder"
-            )
+            kind = type(model).__name__
+            raise ValueError(f"{kind}: no module named layers.0; pass the module that holds the decoder")
         self._kept, self._handles = {}, []
 
     @property
@@ -140,7 +139,7 @@ class Recorder:
 
 
 def short_name(name):
-    """Our name of a module without the part in front: "layers.3.mlp", "norm", "lm_head"; None elsewhere."""
+    """Our name of a module of a decoder, without the part in front: "layers.3.mlp", "norm", "lm_head"; else None."""
     if _ELSEWHERE.search(name):
         return None
     found = _LAYER.search(name) or _OUTER.search(name)

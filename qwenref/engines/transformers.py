@@ -72,7 +72,8 @@ class Transformers(Stepping):
         found = {}
         for site, short in wanted.items():
             root = site[: len(site) - len(short)]
-            found.update({root + name: value for name, value in recorder.matching(short).items()})
+            for name, value in recorder.matching(short).items():
+                found[name if name == "lm_head" else root + name] = value
         if not found:
             raise lacks(self.name, f"activations of {', '.join(sites)[:80]}", "hooks on modules do not see them")
         return found
