@@ -1,5 +1,6 @@
 """The document of a comparison, schema qwenref.compare/1: its fields, plain values for JSON, and no secrets in it."""
 
+import copy
 import functools
 import json
 import math
@@ -38,8 +39,10 @@ def filled(fields):
     unknown = [name for name in fields if name not in _BLANK]
     if unknown:
         raise ReportError(compose(f"report: no field {unknown[0]!r}", expected=", ".join(FIELDS)))
-    document = without_secrets({**_BLANK, **plain_values(fields)})
+    document = without_secrets({**copy.deepcopy(_BLANK), **plain_values(fields)})
     check(document)
+    if document["arbiter"] is not None:
+        document["arbiter"]["reports"] = [filled(report) for report in document["arbiter"]["reports"]]
     return document
 
 
@@ -59,7 +62,7 @@ def check(document):
 
 
 def _check_value(path, value, rule):
-    """Choices, kinds, and fields that must be there: as deep as the schema writes properties and items."""
+    """Choices, kinds, and fields that must be there, as deep as the schema spells them out."""
     choices = rule.get("anyOf")
     if choices:
         if value is None:
@@ -109,20 +112,18 @@ def plain_values(value):
 # ---- secrets -----------------------------------------------------------------------------------------------------
 
 HIDDEN = "***"
-_KEY = (
-    r"(?:api[-_]?key|access[-_]?token|auth(?:orization)?|bearer|pass(?:word|wd)?|secret|credentials?"
-    r"|(?:hf|api)[-_]?token)"
-)
-_NAMED = re.compile(rf"^(?:--?)?(?:[\w-]*[-_])?{_KEY}$|^key$|^--?key$|^token$|^--?token$", re.I)
+_KEY = "(?:api[-_]?key|(?:access|hf|api)[-_]?token|auth(?:orization)?|bearer|pass(?:word|wd)?|secret|credentials?)"
+_NAMED = re.compile(rf"^-*(?:[\w-]*[-_])?{_KEY}$|^token$|^--?(?:key|token)$", re.I)  # fields and options
 _ADDRESS = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/\s?#]*@", re.I)
 _IN_TEXT = re.compile(rf"\b((?:[\w-]*[-_])?{_KEY}|key|token)(=|: ?)(?:(Bearer|Basic) )?[^\s&,;'\"]+", re.I)
 _BEARER = re.compile(r"\b(Bearer|Basic) [A-Za-z0-9+/=._~-]{6,}")
-_OWN_TEXT = ("strips", "flips", "first_divergence", "text_diffs")  # texts of models and tokenizers: kept to the letter
+# Kept to the letter: texts of models and tokenizers; and whole reports, which were hidden on their own.
+_KEPT = ("strips", "flips", "first_divergence", "text_diffs", "arbiter")
 
 
 def without_secrets(document):
     """The document without keys, tokens and passwords: those of addresses, of options and of fields so named."""
-    return {name: value if name in _OWN_TEXT else _hidden(value) for name, value in document.items()}
+    return {name: value if name in _KEPT else _hidden(value) for name, value in document.items()}
 
 
 def _hidden(value):
@@ -130,12 +131,15 @@ def _hidden(value):
         return {key: HIDDEN if _NAMED.match(key) and isinstance(inner, str) else _hidden(inner)
                 for key, inner in value.items()}  # fmt: skip
     if isinstance(value, list):
+        pairs = zip([None, *value], value, strict=False)  # a word, and the option it may be the value of
         return [
-            HIDDEN if isinstance(word, str) and isinstance(last, str) and last.startswith("-") and _NAMED.match(last)
-            else _hidden(word)
-            for last, word in zip([None, *value], value, strict=False)
-        ]  # fmt: skip
+            HIDDEN if isinstance(word, str) and _names_a_secret(option) else _hidden(word) for option, word in pairs
+        ]
     return _hidden_text(value) if isinstance(value, str) else value
+
+
+def _names_a_secret(option):
+    return isinstance(option, str) and option.startswith("-") and _NAMED.match(option) is not None
 
 
 def _hidden_text(text):

@@ -13,11 +13,8 @@ def junit(document):
     """The text of the file.  Red stages fail, amber ones pass and say so; an undecided comparison is an error."""
     reports = (document["arbiter"] or {}).get("reports") or [document]
     suites = [_suite(report) for report in reports]
-    return (
-        '<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="qwenref compare">\n'
-        + "".join(suites)
-        + "</testsuites>\n"
-    )
+    head = '<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="qwenref compare">\n'
+    return head + "".join(suites) + "</testsuites>\n"
 
 
 def _suite(document):
@@ -35,8 +32,8 @@ def _stage(document, stage):
     elif stage["verdict"] == "skipped":
         inside = f"<skipped message={_quoted(detail)}/>"
     else:
-        told = f"{stage['verdict']}: {figures} {detail}".rstrip()
-        inside = f"<system-out>{_text(told)}</system-out>"
+        said = f"{stage['verdict']}: {figures} {detail}".rstrip()
+        inside = f"<system-out>{_text(said)}</system-out>"
     return _case(document, f"{stage['id']} {stage['name']}", inside)
 
 

@@ -91,9 +91,6 @@ class Report:
 
         return text(self.document, width)
 
-    def __str__(self):
-        return self.text()
-
     def __repr__(self):
         from qwenref.plain import plain
 

@@ -23,17 +23,18 @@ def text(document, width=100):
     """The whole report, a paragraph for each part that there is; lines are cut at `width`."""
     parts = [[verdict(document), *_said(document["summary"], verdict(document))], header(document)]
     for report in (document["arbiter"] or {}).get("reports", ()):
-        parts.append([f"{report['engine']['name']}: {report['status']} · {cause_line(report)}", *_checks(report)])
-    parts += [_checks(document), divergence(document["first_divergence"]), conclusion(document)]
+        parts.append(["", f"engine {report['engine']['name']}", *_checks(report)[1:], *conclusion(report)[1:]])
+    if document["arbiter"] is None:
+        parts += [_checks(document), divergence(document["first_divergence"]), conclusion(document)]
     parts += [_located(document["localisation"]), findings(document), differences(document), _again(document)]
-    lines = "\n".join("\n".join(part) for part in parts if part).split("\n")
+    lines = harmless("\n".join("\n".join(part) for part in parts if part)).split("\n")
     return "\n".join(
         line if len(line) <= width or line.startswith("again") else line[: width - 1] + "…" for line in lines
     )
 
 
 def _said(summary, already):
-    return [harmless(line) for line in summary.splitlines()] if summary and summary != already else []
+    return summary.splitlines() if summary and summary != already else []
 
 
 def header(document):
@@ -48,7 +49,7 @@ def header(document):
         ("suite", f"{suite['name']} · {suite['prompts']:,} prompts · {suite['positions']:,} positions · "
                   f"mode {document['mode']} · {document['envelope']['J']} rounding variants"),
     ]  # fmt: skip
-    return [harmless(line) for line in aligned(rows)]
+    return aligned(rows)
 
 
 def check_rows(document):
@@ -59,7 +60,7 @@ def check_rows(document):
 
 
 def _checks(document):
-    rows = [tuple(map(harmless, row)) for row in check_rows(document)]
+    rows = list(check_rows(document))
     return ["", *aligned([CHECKS, *rows])] if rows else []
 
 
@@ -88,27 +89,28 @@ def divergence(first):
 
 
 def cause_line(document):
-    """Cause and confidence, in words."""
-    cause = document["cause"]
-    words = f"cause {cause}" if cause == "none" else f"cause {cause}: {CAUSES[cause]}"
-    return f"{words} ({CONFIDENCES[document['confidence']]})" if document["confidence"] else words
+    """Status, cause and confidence."""
+    cause, confidence = document["cause"], document["confidence"]
+    words = document["status"] if cause == "none" else f"{document['status']} · cause {cause}: {CAUSES[cause]}"
+    return f"{words} · {confidence}" if confidence else words
 
 
 def hypothesis_rows(document):
     """(hypothesis, class, beta, z, R2, rho, D, what was made of it), the best first."""
     for found in document["hypotheses"]:
         figures = [number(found.get(key)) for key in ("beta", "z", "r2", "rho", "D")]
+        made = ["accepted"] if found["accepted"] else ["undetectable here"] if found.get("detectable") is False else []
         if found.get("lambda_nats") is not None:
-            figures[1] = f"{found['lambda_nats']:.4g} nats"
-        made = "accepted" if found["accepted"] else "undetectable here" if found.get("detectable") is False else ""
-        yield (found["id"], found.get("class") or "", *figures, made)
+            made.append(f"{found['lambda_nats']:.4g} nats gained")
+        yield (found["id"], found.get("class") or "", *figures, " · ".join(made))
 
 
 HYPOTHESES = ("hypothesis", "class", "beta", "z", "R2", "rho", "D", "")
 
 
 def conclusion(document):
-    lines = ["", f"{document['status']} · {cause_line(document)}"]
+    lines = ["", cause_line(document)]
+    lines += [f"  {CONFIDENCES[document['confidence']]}"] if document["confidence"] else []
     rows = list(hypothesis_rows(document))
     if rows:
         lines += ["  " + line for line in aligned([HYPOTHESES, *rows[:3]])]
@@ -138,8 +140,8 @@ def _first(items, what):
 
 
 def findings(document):
-    found = [f"  {f['severity']} {f['code']}: {harmless(f['message'])}" for f in document["findings"]]
-    blind = [f"  {harmless(spot)}" for spot in document["blind_spots"]]
+    found = [f"  {f['severity']} {f['code']}: {f['message']}" for f in document["findings"]]
+    blind = [f"  {spot}" for spot in document["blind_spots"]]
     lines = ["", "findings", *_first(found, "findings")] if found else []
     return lines + (["not decided by this comparison", *_first(blind, "blind_spots")] if blind else [])
 

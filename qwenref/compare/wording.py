@@ -14,11 +14,10 @@ CAUSES = {
     "none": "none",
 }
 CONFIDENCES = {
-    "proved": "proved: ids, strings or settings differ",
-    "named": "named: the same fault planted in the reference explains the error",
-    "localised": "localised: the first layer and site outside are known",
-    "statistical": "statistical: outside, by numbers alone",
-    None: "none",
+    "proved": "ids, strings or settings differ",
+    "named": "the same fault planted in the reference explains the error",
+    "localised": "the first layer and site outside are known",
+    "statistical": "by numbers alone",
 }
 TIERS = {
     "A": "ids in and out, log-probabilities of prompt and output",
