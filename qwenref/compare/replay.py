@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwenref.compare.statistics import TOP, Differences, centred
+from qwenref.compare.statistics import Differences, at_columns, centred, likeliest_columns
 
 BETA = (0.5, 1.6)  # a fault is there once, not a tenth of it
 SIGMAS = 5.0  # of beta, beyond the betas of the variants
@@ -61,9 +61,9 @@ class _Error:
     """The engine's error and the variants', [N x K] flat, and their sizes."""
 
     def __init__(self, table):
-        self.columns = _likeliest_columns(table)
+        self.columns = likeliest_columns(table)
         narrow = table._replace(
-            truth=self._narrow(table.truth), engine=self._narrow(table.engine), jitters=self._narrow(table.jitters)
+            **{name: at_columns(getattr(table, name), self.columns) for name in ("truth", "engine", "jitters")}
         )
         found = Differences(narrow)
         self.truth, self.there = narrow.truth, found.there
@@ -74,7 +74,7 @@ class _Error:
 
     def effect(self, values):
         """d of a fault, flat."""
-        difference = self._narrow(values) - self.truth
+        difference = at_columns(values, self.columns) - self.truth
         return centred(np.where(np.isfinite(difference), difference, 0), self.truth, self.there).ravel()
 
     def in_units(self, difference):
@@ -88,20 +88,6 @@ class _Error:
         with np.errstate(divide="ignore", invalid="ignore"):
             z = (beta - clean.mean(axis=-1)) / clean.std(axis=-1, ddof=1)
         return beta, np.nan_to_num(z, nan=0.0, posinf=np.inf, neginf=-np.inf)
-
-    def _narrow(self, values):
-        if self.columns is None:
-            return values
-        columns = np.broadcast_to(self.columns, (*values.shape[:-1], self.columns.shape[-1]))
-        return np.take_along_axis(values, columns, axis=-1)
-
-
-def _likeliest_columns(table):
-    """int64 [N, TOP], the columns that differences are about; None where there are no more than these."""
-    if table.truth.shape[1] <= TOP:
-        return None
-    among = np.where(np.isfinite(table.truth) & np.isfinite(table.engine), table.truth, -np.inf)
-    return np.argpartition(-among, TOP - 1, axis=-1)[:, :TOP]
 
 
 def _row(name, error, values, classes, families):

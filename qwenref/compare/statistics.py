@@ -85,6 +85,20 @@ def likeliest(table, there, count=TOP):
     return there & (among >= bound)
 
 
+def likeliest_columns(table, count=TOP):
+    """int64 [N, count], columns of the likeliest ids that have numbers, where the table is wider; else None."""
+    if table.truth.shape[1] <= count:
+        return None
+    return np.argpartition(np.where(given(table), -table.truth, np.inf), count - 1, axis=-1)[:, :count]
+
+
+def at_columns(values, columns):
+    """values [..., N, K] at columns [N, k]; all of them for None."""
+    if columns is None:
+        return values
+    return np.take_along_axis(values, np.broadcast_to(columns, (*values.shape[:-1], columns.shape[-1])), axis=-1)
+
+
 class Differences:
     """Of a table: `.there` the ids they are about, `.engine` [N, K], `.jitters` [J, N, K], all centred."""
 
