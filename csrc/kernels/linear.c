@@ -243,7 +243,7 @@ static linear linear_of(const qr_call *call)
 static void linear_run(qr_call *call, linear *l)
 {
 #if defined(LINEAR_WIDE)
-    if (l->M > NARROW_TOKENS) {
+    if (l->M > (l->dtype == QR_BF16 ? BF16_UNPACKED : NARROW_TOKENS)) {
         linear_wide(call, l);
         return;
     }

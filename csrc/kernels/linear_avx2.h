@@ -4,7 +4,8 @@ enum {
     VECTOR = 8, /* tokens per register in the wide loop */
     GROUP = 4,  /* rows of W per tile */
     PANEL = 24, /* tokens per tile: 4 x 3 accumulators, 3 operands and a broadcast fill the 16 registers */
-    PART_LEVEL = BLOCK_ROWS * BLOCK_TOKENS
+    PART_LEVEL = BLOCK_ROWS * BLOCK_TOKENS,
+    BF16_UNPACKED = 16 /* tokens up to which packing W, of a type that is cheap to take apart, does not pay */
 };
 #define LINEAR_WIDE 1
 

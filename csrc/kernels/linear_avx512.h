@@ -5,7 +5,8 @@ enum {
     VECTOR = 16, /* tokens per register in the wide loop */
     GROUP = 8,   /* rows of W per tile */
     PANEL = 48,  /* tokens per tile: 8 x 3 accumulators, 3 operands and a broadcast of the 32 registers */
-    PART_LEVEL = BLOCK_ROWS * BLOCK_TOKENS
+    PART_LEVEL = BLOCK_ROWS * BLOCK_TOKENS,
+    BF16_UNPACKED = 24 /* tokens up to which packing W, of a type that is cheap to take apart, does not pay */
 };
 #define LINEAR_WIDE 1
 

@@ -44,6 +44,41 @@ static void wide_pack(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
+/* Eight rows x eight tokens of a finished tile; the rows of a group are `width` floats apart. */
+LINEAR_INLINE void store_square(const linear *l, int64_t token, int64_t row, const float *done, int64_t width)
+{
+    const __m256 bias = l->bias != NULL ? _mm256_loadu_ps(l->bias + row) : _mm256_setzero_ps();
+    __m256 v[8];
+
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++)
+        v[r] = _mm256_loadu_ps(done + r / GROUP * GROUP * PANEL + r % GROUP * width);
+    transpose8(v);
+#pragma GCC unroll 8
+    for (int t = 0; t < 8; t++) {
+        const __m256 sum = l->bias != NULL ? _mm256_add_ps(v[t], bias) : v[t];
+        const __m256 number = _mm256_cmp_ps(sum, sum, _CMP_ORD_Q);
+        _mm256_storeu_ps(l->y + (token + t) * l->O + row, _mm256_blendv_ps(_mm256_set1_ps(NAN), sum, number));
+    }
+}
+
+/* The outputs of `rows` rows from `row` on, for the tokens of a panel. */
+static void store_panel(const linear *l, int64_t panel, int64_t row, int rows, const float *done)
+{
+    const int width = wide_width(l, panel);
+    const int64_t first = panel * PANEL, tokens = l->M - first < PANEL ? l->M - first : PANEL;
+    const bool plain = !l->add && !l->narrowed;
+
+    for (int r = 0; r < rows; r += 8, done += 8 * PANEL) {
+        int64_t t = 0;
+        for (; plain && rows - r >= 8 && t + 8 <= tokens; t += 8)
+            store_square(l, first + t, row + r, done + t, width);
+        for (; t < tokens; t++)
+            for (int i = 0; i < 8 && r + i < rows; i++)
+                linear_store(l, first + t, row + r + i, done[i / GROUP * GROUP * PANEL + i % GROUP * width + t]);
+    }
+}
+
 /* One block of at most BLOCK_ROWS rows of W against all tokens. */
 static __attribute__((noinline)) void wide_block(const linear *l, int64_t row, int rows, float *pw, float *part)
 {
@@ -71,15 +106,8 @@ static __attribute__((noinline)) void wide_block(const linear *l, int64_t row, i
                     wide_tile(tile, pw + c * class_stride + g * GROUP * depth, x, depth, width / VECTOR, c, l->dots);
                 }
             }
-        for (int64_t panel = first; panel < end; panel++) {
-            const int width = wide_width(l, panel),
-                      tokens = (int)(l->M - panel * PANEL < PANEL ? l->M - panel * PANEL : PANEL);
-            const float *done = part + 4 * PART_LEVEL + (panel - first) * groups * GROUP * PANEL;
-            for (int t = 0; t < tokens; t++)
-                for (int r = 0; r < rows; r++)
-                    linear_store(l, panel * PANEL + t, row + r,
-                                 done[r / GROUP * GROUP * PANEL + r % GROUP * width + t]);
-        }
+        for (int64_t panel = first; panel < end; panel++)
+            store_panel(l, panel, row, rows, part + 4 * PART_LEVEL + (panel - first) * groups * GROUP * PANEL);
     }
 }
 
