@@ -64,6 +64,13 @@ class RecordAlignment(CompareError, InputError):
     line = None
 
 
+class NotRecorded(CompareError, CapabilityMissing):
+    """A question that a recorded run has no answer to."""
+
+    code = "not-recorded"
+    exit_code = UNDECIDED
+
+
 class BadLogprobs(CompareError, InputError):
     """Numbers that are no log-probabilities: NaN, above 0, of a sum above 1, unsorted, an id twice."""
 

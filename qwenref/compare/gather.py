@@ -7,7 +7,7 @@ never a guess.
 import numpy as np
 
 import qwenref
-from qwenref.compare.errors import EngineContractViolation, VocabMismatch
+from qwenref.compare.errors import EngineContractViolation, NotRecorded, VocabMismatch
 from qwenref.compare.evidence import Difference, Evidence, Trajectory
 from qwenref.compare.scoring import continued
 from qwenref.engines.base import ALL
@@ -222,9 +222,12 @@ def _trajectories(model, engine, number, item, done, seen):
 
 
 def _kept(seen, item, ask):
-    """What `ask` gives; None where the engine broke its contract, which is a finding and ends nothing."""
+    """What `ask` gives; None where the engine broke its contract, or a run lacks it: a finding, which ends nothing."""
     try:
         return ask()
+    except NotRecorded as error:
+        seen.find("not-recorded", "info", f"prompt {item.id}: {_first_line(error)}")
+        return None
     except EngineContractViolation as error:
         seen.find("engine-contract", "error", f"prompt {item.id}: {_first_line(error)}", {"said": str(error)})
         return None

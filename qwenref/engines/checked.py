@@ -107,6 +107,8 @@ def resolution(values):
 
 def _numbers(values, where):
     try:
+        if any(isinstance(value, (str, bytes, bool)) for value in values):
+            raise TypeError
         found = np.array([float(value) for value in values], np.float64)
     except (TypeError, ValueError, OverflowError):
         raise _bad(f"{where}: log-probabilities that are no numbers", found=repr(values)[:80]) from None

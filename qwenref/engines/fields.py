@@ -20,10 +20,10 @@ def read(raw, asked, kind, hide=lambda text: text):
     """
     try:
         text = raw.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=named_once)
     except UnicodeDecodeError as error:
         raise _no_json(asked, kind, f"byte {error.start:,} is no UTF-8") from None
-    except _Twice as error:
+    except Twice as error:
         raise EngineContractViolation(
             compose(f"{asked}: an answer with the same name twice in one object", found=line(repr(error.args[0])))
         ) from None
@@ -48,15 +48,16 @@ def _no_json(asked, kind, found):
     return error
 
 
-class _Twice(Exception):
-    pass
+class Twice(Exception):
+    """A name twice in one JSON object."""
 
 
-def _object(pairs):
+def named_once(pairs):
+    """The dict of a JSON object whose names are all different; `Twice` names the first that is not."""
     found = dict(pairs)
     if len(found) != len(pairs):
         seen = set()
-        raise _Twice(next(name for name, _ in pairs if name in seen or seen.add(name)))
+        raise Twice(next(name for name, _ in pairs if name in seen or seen.add(name)))
     return found
 
 
