@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qwenref.compare.sampling import fit, resolution, undo
+from qwenref.compare.sampling import beside, fit, resolution, undo
 from qwenref.compare.statistics import measure
 from qwenref.compare.table import Table
 from qwenref.sampling import Sampler
@@ -140,8 +140,15 @@ def test_noise_that_hides_the_truth_is_no_temperature(drawn):
 
 
 def test_temperature_shows_beside_an_error_of_another_kind(drawn):
-    engine = normal((drawn.logits + drawn.random.normal(0, 0.5, (N, V))) / 0.8)
-    assert fit(drawn.held(engine), **drawn.asked(True)).temperature == pytest.approx(0.8, abs=0.02)
+    wrong = drawn.logits * 0.9 + drawn.random.normal(0, 2, (N, V))
+    prefill, decode = drawn.held(normal(wrong + drawn.moved() - drawn.logits)), drawn.held(normal(wrong / 0.8))
+    assert fit(decode, **drawn.asked(True)).temperature is None  # the truth is too far away
+    order = drawn.random.permutation(N)
+    table = beside(decode, prefill.select(order))
+    asked = {"contexts": [drawn.contexts[n] for n in order], "lengths": drawn.lengths[order]}
+    assert (table.position == prefill.position[order]).all()
+    assert fit(table, **asked).temperature == pytest.approx(0.8, abs=0.005)
+    assert fit(beside(prefill, prefill), drawn.contexts).neutral
 
 
 def test_choices_are_those_of_what_is_restored(drawn):

@@ -9,11 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from qwenref.compare.statistics import PSEUDO, at_columns, centred, given, likeliest_columns
+from qwenref.compare.table import both_paths
 
 TOLERANCE = 0.02  # of a slope, besides two standard errors
 SIGMAS = 5.0  # of a penalty
-EXPLAINED = 0.1  # of the squared error, for a penalty or a slope to be one
-LINEAR = 0.5  # of the squared gaps: below, an engine follows the truth too little for a slope to mean a temperature
+EXPLAINED = 0.1  # of the squared error, for a penalty to be one
+LINEAR = 0.5  # of the squared error, for a slope to be a temperature: faults of kernels stretch gaps too, among others
+LEEWAY = 4.0  # of the bounds of a cut, in units of what rounding does to them
 CUT = 0.9  # of the positions with something to cut away
 TAIL = 1e-3  # probability beyond a list, to see whether an engine has any there
 _NAMES = {"presence": "presence penalty", "frequency": "frequency penalty", "repetition": "repetition penalty"}
@@ -54,11 +56,21 @@ def fit(table, contexts, lengths=None, logz=None):
     best, scopes = _penalties(gaps, plain)
     slope, se = best.slope, best.slope_se
     explained = 1 - best.variance / gaps.neutral if gaps.neutral > 0 else 0.0
-    off = abs(slope - 1) > TOLERANCE + 2 * se and explained >= EXPLAINED and gaps.linear >= LINEAR and slope > 0
+    off = abs(slope - 1) > TOLERANCE + 2 * se and explained >= LINEAR and slope > 0
     values = {kind: best.values.get(kind) for kind in _NAMES}
     temperature = 1 / slope if off else None
     found = _findings(truncated, temperature, slope, se, values, scopes)
     return SamplingFit(slope, se, temperature, truncated, **values, scopes=scopes, explained=explained, findings=found)
+
+
+def beside(decode, prefill):
+    """The Table of decode with the engine's own prefill as its truth, at the positions both have.
+
+    Only what is sampled from is processed: fitted to this one, a fault of the kernels on both sides cancels.
+    """
+    one, two = both_paths(prefill, decode)
+    truth = np.where(given(one), one.engine, np.nan)
+    return two._replace(truth=truth, jitters=two.jitters - two.truth + truth)
 
 
 def undo(table, fit, contexts, lengths=None, logz=None):
@@ -116,9 +128,6 @@ class _Gaps:
         moved = self._centre(self.engine - self.truth, [self.there])
         freedom = self.there.sum() - self.there.any(axis=-1).sum()
         self.neutral = float((self.weights * moved**2).sum() / freedom) if freedom > 0 else 0.0
-        x, y = (self._centre(values, [self.there]) for values in (self.truth, self.engine))
-        sizes = (self.weights * x**2).sum() * (self.weights * y**2).sum()
-        self.linear = float((self.weights * x * y).sum() ** 2 / sizes) if sizes > 0 else 0.0
 
     def solve(self, scopes):
         """_Solution with penalties {kind: scope}; None where there is too little to fit."""
@@ -195,7 +204,7 @@ class _Gaps:
         coefficients = inverse @ np.einsum("ank,nk->a", weighted, y)
         left = y - np.einsum("a,ank->nk", coefficients, x)
         scores = np.einsum("ank,nk->an", weighted, left)
-        errors = np.sqrt(np.diag(inverse @ (scores @ scores.T) @ inverse))
+        errors = np.sqrt(np.maximum(np.diag(inverse @ (scores @ scores.T) @ inverse), 0))
         return coefficients, errors, float((self.weights * left**2).sum() / freedom)
 
 
@@ -311,31 +320,39 @@ def _truncated(table):
 
 
 def _solved(table, kept, rows):
-    """The kind of cut that positions agree on: each gives bounds of its value.
-
-    q are the truth's probabilities at the engine's temperature, before the cut.
-    """
+    """The kind of cut that positions agree on: each gives bounds of its value, as wide as rounding moves them."""
     truth, engine, kept = table.truth[rows], table.engine[rows], kept[rows]
-    finite = np.isfinite(truth)
-    q = np.where(finite, np.exp(_slopes(truth, engine, kept) * np.where(finite, truth, 0)), 0)
-    q /= q.sum(axis=-1, keepdims=True)
-    inside, least = np.where(kept, q, 0).sum(axis=-1), np.where(kept, q, np.inf).min(axis=-1)
-    most = np.where(kept, 0, q).max(axis=-1)
-    count, top = kept.sum(axis=-1), q.max(axis=-1)
+    count = kept.sum(axis=-1)
     if len(count) > 1 and np.mean(count == np.median(count)) >= CUT:
         return "top_k", int(np.median(count))
-    spans = {"top_p": (inside - least, inside), "min_p": (most / top, least / top)}
-    held = {kind: _agreed(*span) for kind, span in spans.items()}
+    slope = _slope(truth, engine, kept)
+    spans = _bounds(slope * truth, kept)
+    moved = [_bounds(slope * values[rows], kept) for values in table.jitters]
+    held = {}
+    for kind, (low, high) in spans.items():
+        apart = [other - own for each in moved for other, own in zip(each[kind], (low, high), strict=True)]
+        leeway = LEEWAY * np.sqrt(np.mean(np.square(apart), axis=0)) if apart else 0.0
+        held[kind] = _agreed(low - leeway, high + leeway)
     kind = max(held, key=lambda kind: held[kind][1])
     value, share = held[kind]
     return (kind, value) if share >= CUT else ("unknown", None)
 
 
-def _slopes(truth, engine, kept):
-    """float [1, 1], the engine's gaps to the truth's where both are finite, over all positions."""
+def _bounds(values, kept):
+    """{kind: (low [n], high [n])}: where top-p and min-p lie if `kept` is what they leave of log-probabilities."""
+    finite = np.isfinite(values)
+    q = np.where(finite, np.exp(np.where(finite, values, 0)), 0)
+    q /= q.sum(axis=-1, keepdims=True)
+    inside, least = np.where(kept, q, 0).sum(axis=-1), np.where(kept, q, np.inf).min(axis=-1)
+    top = q.max(axis=-1)
+    return {"top_p": (inside - least, inside), "min_p": (np.where(kept, 0, q).max(axis=-1) / top, least / top)}
+
+
+def _slope(truth, engine, kept):
+    """The engine's gaps to the truth's where both are finite, over all positions."""
     x, y = (centred(np.where(kept, values, 0), np.zeros_like(truth), kept) for values in (truth, engine))
     size = (x * x).sum()
-    return np.array([[(x * y).sum() / size if size > 0 else 1.0]])
+    return (x * y).sum() / size if size > 0 else 1.0
 
 
 def _agreed(low, high):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qwenref.compare.distributions import holm, student_quantile
+from qwenref.compare.table import both_paths
 
 # Gates and constants, from simulations of 30 clean engines and 21 kinds of faults on an 8-layer hybrid model, held
 # against the embedded model by `compare.selftest`.
@@ -402,13 +403,9 @@ def _likelihoods(table, what):
 
 def prefill_against_decode(prefill, decode):
     """(R_PD, stage) of the positions that both tables have: decode against prefill, two noises added in quadrature."""
-    places = [{place: n for n, place in enumerate(zip(t.way, t.position, strict=True))} for t in (prefill, decode)]
-    both = [place for place in places[0] if place in places[1]]
-    if not both:
+    one, two = both_paths(prefill, decode)
+    if not one.positions:
         return None, stage("PD", "decode against prefill", SKIPPED)
-    one, two = (
-        table.select([at[place] for place in both]) for table, at in zip((prefill, decode), places, strict=True)
-    )
     there = likeliest(one, given(one) & given(two))
     moved = centred(two.engine - one.engine, one.truth, there)
     jitters = [centred(each - one.truth, one.truth, there) for each in one.jitters]

@@ -51,6 +51,14 @@ class Table(NamedTuple):
         return cls(full=all(table.full for table in tables), **joined, **flat)
 
 
+def both_paths(prefill, decode):
+    """(prefill, decode) at the positions of the trajectories that both Tables have, row by row."""
+    places = [{place: n for n, place in enumerate(zip(t.way, t.position, strict=True))} for t in (prefill, decode)]
+    both = [place for place in places[0] if place in places[1]]
+    rows = [np.array([at[place] for place in both], np.int64) for at in places]
+    return tuple(table.select(here) for table, here in zip((prefill, decode), rows, strict=True))
+
+
 _FLAT = ("prompt", "way", "position", "best", "second", "emitted")
 
 
