@@ -65,9 +65,14 @@ def _style():
 STYLE = _style()
 
 
-def block(body, kind=""):
+def styled(rules=""):
+    """The style block, with more rules of a display of its own."""
+    return STYLE.replace("</style>", f"{rules}</style>")
+
+
+def block(body, kind="", rules=""):
     """One output: the style block and what it styles."""
-    return f'{STYLE}<div class="qr{" " + kind if kind else ""}">{body}</div>'
+    return f'{styled(rules)}<div class="qr{" " + kind if kind else ""}">{body}</div>'
 
 
 def table(head, rows):

@@ -129,7 +129,9 @@ def test_the_same_report_is_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         compare_documents.report().to_json(tmp_path / name / "run.json")
-    assert (tmp_path / "a" / "run.json").read_bytes() == (tmp_path / "b" / "run.json").read_bytes()
+        compare_documents.report().to_html(tmp_path / name / "run.html")
+    for name in ("run.json", "run.html"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 # ---- in an engine's tests ------------------------------------------------------------------------------------------
@@ -216,8 +218,8 @@ LEAKS = {
 
 def test_no_secret_is_in_any_form_of_a_report(tmp_path):
     report = Report(compare_documents.document(**LEAKS))
-    forms = [report.text(500), repr(report), json.dumps(report.to_dict()), str(report)]
-    for name in ("json", "junit"):
+    forms = [report.text(500), repr(report), json.dumps(report.to_dict()), str(report), report._repr_html_()]
+    for name in ("json", "html", "junit"):
         getattr(report, f"to_{name}")(tmp_path / name)
         forms.append((tmp_path / name).read_text())
     assert not [form for form in forms if SECRET in form]

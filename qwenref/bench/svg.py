@@ -1,7 +1,8 @@
 """The roofline as an SVG picture, with nothing but text: the limits as lines, each op as a mark."""
 
 from html import escape
-from math import log10
+
+from qwenref.axis import Axis, whole_powers
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 64, 16, 46, 46
 COLOURS = {"decode": "#0072b2", "prefill": "#b34700"}  # told apart by shape as well
@@ -15,20 +16,6 @@ STYLE = (
 )
 
 
-class _Axis:
-    """A logarithmic axis: numbers to pixels."""
-
-    def __init__(self, low, high, begin, end):
-        self.low, self.high, self.begin, self.end = low, high, begin, end
-
-    def __call__(self, x):
-        share = (log10(x) - log10(self.low)) / (log10(self.high) - log10(self.low))
-        return self.begin + share * (self.end - self.begin)
-
-    def ticks(self):
-        return [10.0**n for n in range(round(log10(self.low)), round(log10(self.high)) + 1)]
-
-
 def points(roofline):
     """(phase, op, flops per byte, flops per second, share of the time) of every op that counts."""
     for phase, found in roofline.items():
@@ -38,19 +25,14 @@ def points(roofline):
                 yield phase, name, work["flops"] / work["bytes"], work["flops"] / work["seconds"], share
 
 
-def _whole_powers(values):
-    low, high = log10(min(values)), log10(max(values))
-    return 10.0 ** (low // 1), 10.0 ** -(-high // 1)
-
-
 def picture(facts, rates, roofline):
     """The SVG text."""
     marks = list(points(roofline))
     ridge = rates.fma / rates.read
-    low_x, high_x = _whole_powers([ridge, ridge * 10, *(mark[2] for mark in marks)])
-    low_y, high_y = _whole_powers([rates.fma, rates.read / 10, *(mark[3] for mark in marks)])
-    x = _Axis(low_x, high_x, LEFT, WIDTH - RIGHT)
-    y = _Axis(low_y, high_y, HEIGHT - BOTTOM, TOP)
+    low_x, high_x = whole_powers([ridge, ridge * 10, *(mark[2] for mark in marks)])
+    low_y, high_y = whole_powers([rates.fma, rates.read / 10, *(mark[3] for mark in marks)])
+    x = Axis(low_x, high_x, LEFT, WIDTH - RIGHT)
+    y = Axis(low_y, high_y, HEIGHT - BOTTOM, TOP)
     title = f"{facts['model']}: prompt of {facts['prefill']:,} tokens, and one token more"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '

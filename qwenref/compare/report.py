@@ -96,6 +96,19 @@ class Report:
 
         return plain(self.text())
 
+    def _repr_html_(self):
+        from qwenref.compare.html import display
+
+        return display(self)
+
+    def to_html(self, path, force=False):
+        """Write one file that needs no other and no network."""
+        from qwenref.compare.html import page
+
+        write(path, page(self), force)
+
+    save_html = to_html
+
     def to_junit(self, path, force=False):
         """Write the stages as the test cases of a JUnit file, for continuous integration."""
         from qwenref.compare.junit import junit
