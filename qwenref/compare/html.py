@@ -19,7 +19,7 @@ RULES = (
     ".qr-report :focus-visible{outline:2px solid var(--qr-link);outline-offset:2px}"
     ".qr-report figcaption{color:var(--qr-quiet)}"
     ".qr-report th,.qr-report td{vertical-align:top;white-space:nowrap}"
-    ".qr-report td:last-child{white-space:normal}"
+    ".qr-report td:last-child{white-space:normal;min-width:12em}"
     ".qr-red{color:var(--qr-vision);font-weight:bold}.qr-amber{color:var(--qr-attention)}.qr-green{color:var(--qr-delta)}"
     f"{plot.STYLE}{html_tables.STYLE}"
 )
@@ -164,7 +164,9 @@ def _layers(report, small):
             [str(row["layer"]), text.number(row.get("to_truth")), text.number(row.get("to_engine"))]
             for row in found["splice"]
         ]
-        parts.append(table(("spliced before layer", "logits to the truth", "logits to the engine"), rows))
+        parts.append(
+            wide(table(("spliced before layer", "logits to the truth", "logits to the engine"), rows), "splice")
+        )
     return "".join(parts)
 
 

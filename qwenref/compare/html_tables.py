@@ -109,5 +109,5 @@ def _exact(value):
 
 def everything(value, what):
     """A table of all values by name."""
-    rows = [(name, samp(visible(shown))) for name, shown in leaves(value)]
+    rows = [(name, samp(shown)) for name, shown in leaves(value)]
     return wide(table(("name", "value"), rows), what) if rows else ""

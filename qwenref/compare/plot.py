@@ -4,7 +4,7 @@ from html import escape
 
 from qwenref.axis import Axis, Linear, whole_powers
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 50, 10, 12, 34
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 56, 10, 12, 34
 
 # Mark and colour of each class: told apart by shape as well.
 MARKS = {"tie": "ring", "benign": "disc", "ambiguous": "square", "non-benign": "triangle"}
@@ -24,7 +24,7 @@ STYLE = (
     ".qr-plot .benign{fill:var(--qr-delta)}"
     ".qr-plot .ambiguous{fill:var(--qr-attention)}"
     ".qr-plot .non-benign{fill:var(--qr-vision)}"
-    ".qr-plot .x{fill:none;stroke:var(--qr-ink);stroke-width:2}"
+    ".qr-plot .x{fill:none;stroke:black;stroke-width:2}"
 )
 
 
@@ -50,7 +50,7 @@ class Plot:
         for tick in up[:: -(-len(up) // 7)]:
             y = self.y(tick)
             self._add(f'<path class="g" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-            self._add(f'<text class="q" x="{LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+            self._add(f'<text class="q" x="{LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{_tick(tick)}</text>')
         middle = (LEFT + WIDTH - RIGHT) / 2
         self._add(f'<text x="{middle:.0f}" y="{self._height - 5}" text-anchor="middle">{escape(self._names[0])}</text>')
         centre = (TOP + self._height - BOTTOM) / 2
@@ -68,11 +68,13 @@ class Plot:
         self._add(f'<polygon class="a" points="{points(there)}"/>')
         return self
 
-    def across(self, y, words):
-        """A limit: a dashed line with its name."""
+    def across(self, y, words, below=False):
+        """A limit: a dashed line with its name above or below."""
         at = self.y(self._inside(y))
         self._add(f'<path class="d" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
-        self._add(f'<text class="q" x="{WIDTH - RIGHT}" y="{at - 3:.1f}" text-anchor="end">{escape(words)}</text>')
+        self._add(
+            f'<text class="q" x="{WIDTH - RIGHT}" y="{at + (11 if below else -3):.1f}" text-anchor="end">{escape(words)}</text>'
+        )
         return self
 
     def bar(self, left, right, value, kind="b"):
@@ -103,6 +105,10 @@ class Plot:
 
     def _placed(self, xs, ys):
         return ((self.x(x), self.y(self._inside(y))) for x, y in zip(xs, ys, strict=True))
+
+
+def _tick(value):
+    return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def figure(parts, height, finding, caption):

@@ -114,7 +114,9 @@ def ratios(report):
     low, high = (_numbers(arrays.get(f"R_prompt_{end}", values)) for end in ("low", "high"))
     top = max(float(values.max()), float(high.max()), RED) * 1.1
     plot = Plot((-0.5, len(values) - 0.5), (0, top), ("prompt", "R"), height=180)
-    plot.grid(range(0, len(values), -(-len(values) // 16))).across(AMBER, f"{AMBER:g}").across(RED, f"{RED:g}")
+    plot.grid(range(0, len(values), -(-len(values) // 16))).across(AMBER, f"{AMBER:g}", below=True).across(
+        RED, f"{RED:g}"
+    )
     for i, value in enumerate(values):
         plot.whisker(i, low[i], high[i])
         kind = "benign" if value <= AMBER else "ambiguous" if value <= RED else "non-benign"
@@ -142,7 +144,7 @@ def hypotheses(report, most=12):
 
 def _figures(row):
     shown = [
-        f"{name} {row[key]:.3g}"
+        f"{name} {row[key]:.2g}"
         for name, key in (("R2", "r2"), ("beta", "beta"), ("z", "z"))
         if row.get(key) is not None
     ]
@@ -150,7 +152,7 @@ def _figures(row):
 
 
 def _bars(rows, finding, caption):
-    parts, left, full = [], 150, 150
+    parts, left, full = [], 140, 130
     for i, (name, share, filled, words) in enumerate(rows):
         y = 6 + 20 * i
         shown = name if len(name) <= 24 else name[:23] + "…"
