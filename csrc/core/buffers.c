@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { SLOTS = 64, HEAD = 64, HUGE_PAGE = 2 << 20 };
+enum { SLOTS = 64, FRONT = 1 << 16, HUGE_PAGE = 2 << 20 }; /* FRONT: a multiple of every size of page */
 
 struct qr_buffers {
     pthread_mutex_t mutex;
@@ -16,41 +16,41 @@ struct qr_buffers {
     void *buffer[SLOTS]; /* the oldest first */
 };
 
-/* Stands before every buffer, in the first cache line of its map. */
+/* Stands before every buffer, on a small page of its own: in the buffer's first line it
+ * would push the end of one of whole huge pages onto another. */
 typedef struct head {
-    size_t mapped;
+    size_t mapped; /* bytes from the buffer on */
 } head;
 
 static head *head_of(const void *buffer)
 {
-    return (head *)((uintptr_t)buffer - HEAD);
+    return (head *)((uintptr_t)buffer - sizeof(head));
 }
 
 static void *map(size_t size)
 {
     if (size > (SIZE_MAX >> 1))
         return NULL;
-    const size_t mapped = (size + HEAD + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    char *block = mmap(NULL, mapped + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const size_t mapped = size == 0 ? HUGE_PAGE : (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    char *block = mmap(NULL, FRONT + mapped + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (block == MAP_FAILED)
         return NULL;
-    char *begin = (char *)(((uintptr_t)block + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-    if (begin > block)
-        munmap(block, (size_t)(begin - block));
-    if (begin < block + HUGE_PAGE)
-        munmap(begin + mapped, (size_t)(block + HUGE_PAGE - begin));
+    char *begin = (char *)(((uintptr_t)block + FRONT + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    if (begin - FRONT > block)
+        munmap(block, (size_t)(begin - FRONT - block));
+    if (begin < block + FRONT + HUGE_PAGE)
+        munmap(begin + mapped, (size_t)(block + FRONT + HUGE_PAGE - begin));
 #ifdef MADV_HUGEPAGE
     (void)madvise(begin, mapped, MADV_HUGEPAGE); /* a hint: without it everything works, with more faults */
 #endif
-    ((head *)(void *)begin)->mapped = mapped;
-    return begin + HEAD;
+    head_of(begin)->mapped = mapped;
+    return begin;
 }
 
 static void unmap(void *buffer)
 {
-    head *h = head_of(buffer);
-    munmap(h, h->mapped);
+    munmap((char *)buffer - FRONT, FRONT + head_of(buffer)->mapped);
 }
 
 qr_buffers *qr_buffers_new(int64_t limit)
@@ -87,7 +87,7 @@ void qr_buffers_free(qr_buffers *list)
 
 size_t qr_buffer_room(const void *buffer)
 {
-    return head_of(buffer)->mapped - HEAD;
+    return head_of(buffer)->mapped;
 }
 
 void *qr_buffers_take(qr_buffers *list, size_t size)
@@ -97,8 +97,7 @@ void *qr_buffers_take(qr_buffers *list, size_t size)
     if (pthread_mutex_trylock(&list->mutex) != 0)
         return map(size);
     int best = -1;
-    for (int i = list->count - 1; i >= 0;
-         i--) { /* the smallest that fits, the latest of its size: it may be in cache */
+    for (int i = list->count - 1; i >= 0; i--) { /* the smallest that fits, the latest of its size: perhaps in cache */
         const size_t room = qr_buffer_room(list->buffer[i]);
         if (room >= size && room / 2 <= size && (best < 0 || room < qr_buffer_room(list->buffer[best])))
             best = i;

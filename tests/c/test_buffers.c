@@ -25,6 +25,18 @@ TEST(a_buffer_given_back_is_the_next_one_taken)
     qr_buffers_free(list);
 }
 
+TEST(a_buffer_of_whole_huge_pages_takes_no_more_of_them)
+{
+    qr_buffers *list = qr_buffers_new(64 * MIB);
+    char *buffer = qr_buffers_take(list, 12 * MIB);
+    CHECK_INT((int64_t)qr_buffer_room(buffer), 12 * MIB);
+    CHECK((uintptr_t)buffer % (2 * MIB) == 0);
+    memset(buffer, 1, 12 * MIB);
+    qr_buffers_give(list, buffer);
+    CHECK_INT(qr_buffers_kept(list), 12 * MIB);
+    qr_buffers_free(list);
+}
+
 TEST(a_small_wish_does_not_take_a_buffer_twice_its_size)
 {
     qr_buffers *list = qr_buffers_new(64 * MIB);
