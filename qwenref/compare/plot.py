@@ -73,7 +73,8 @@ class Plot:
         at = self.y(self._inside(y))
         self._add(f'<path class="d" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
         self._add(
-            f'<text class="q" x="{WIDTH - RIGHT}" y="{at + (11 if below else -3):.1f}" text-anchor="end">{escape(words)}</text>'
+            f'<text class="q" x="{WIDTH - RIGHT}" y="{at + (11 if below else -3):.1f}" text-anchor="end">'
+            f"{escape(words)}</text>"
         )
         return self
 
