@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qwenref.compare import distributions
-from qwenref.compare.statistics import CLASSES, divergence, measure, prefill_against_decode
+from qwenref.compare.statistics import CLASSES, critical, divergence, measure, prefill_against_decode
 from qwenref.compare.table import Table
 
 
@@ -47,6 +47,28 @@ def test_an_engine_that_is_like_a_variant_is_inside(seed):
     found = measure(drawn(seed))
     assert not found.gates("red") and 0.8 < found.ratio < 1.25
     assert all(flip["class"] in CLASSES[:3] for flip in found.flips)
+
+
+def test_of_a_hundred_engines_like_variants_none_is_red_and_one_amber_at_the_most():
+    found = [measure(drawn(seed, N=120, J=8 if seed % 2 else 16)) for seed in range(100, 200)]
+    assert not any(each.gates("red") for each in found)
+    assert sum(bool(each.gates("amber")) for each in found) <= 1
+
+
+def test_fewer_variants_have_wider_limits():
+    # Student's t of 20 and of 12 degrees of freedom at 0.01 / 512.
+    assert critical(256, 16) == pytest.approx(5.25, abs=0.01) and critical(256, 8) == pytest.approx(6.31, abs=0.01)
+
+
+def test_with_engine_and_reference_changed_round_benign_flips_stay_benign():
+    table = drawn(engine=0.1, N=2000)
+    order, truth = np.argsort(-table.engine, axis=-1), table.engine
+    other = table._replace(
+        truth=truth, engine=table.truth, jitters=normal(truth + table.jitters - table.truth), best=order[:, 0],
+        second=order[:, 1], emitted=table.best,
+    )  # fmt: skip
+    one, two = ({(f["prompt"], f["pos"]): f["class"] for f in measure(t).flips} for t in (table, other))
+    assert len(one) > 5 and one == two and set(one.values()) == {"benign"}
 
 
 def test_an_identical_engine_has_no_error():

@@ -14,7 +14,6 @@ from qwenref.compare.table import both_paths
 # Gates and constants, from simulations of 30 clean engines and 21 kinds of faults on an 8-layer hybrid model, held
 # against the embedded model by `compare.selftest`.
 PSEUDO = 4  # a position's own noise counts as J observations, that of all positions as so many
-FREEDOM = 20  # of Student's t: 16 variants and 4 more
 ALPHA = 0.01  # chance of an alarm in a whole run
 SURE = 4.0  # sigmas: a choice with a larger margin has to agree
 AMBIGUOUS = 2  # so many flips between SURE and the critical value are to be expected
@@ -55,9 +54,12 @@ def graded(value, amber, red):
     return SKIPPED if value is None or np.isnan(value) else RED if value > red else AMBER if value > amber else GREEN
 
 
-def critical(positions):
-    """How many sigmas may be seen at one of so many positions of a clean engine, at the rate ALPHA."""
-    return student_quantile(1 - ALPHA / (2 * max(1, positions)), FREEDOM)
+def critical(positions, variants):
+    """How many sigmas may be seen at one of so many positions of a clean engine, at the rate ALPHA.
+
+    Of Student's t with a degree of freedom for every square that a sigma is made of: fewer variants, wider limits.
+    """
+    return student_quantile(1 - ALPHA / (2 * max(1, positions)), variants + PSEUDO)
 
 
 # ---- differences ---------------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def measure(table, spread=0.0, resolution=0.0, seed=0, path=""):
         return Measures({}, [stage(f"{path}R", "error against rounding", SKIPPED, detail="no numbers")], [], {}, None)
     differences, random = Differences(table), np.random.default_rng(seed)
     margin, pair = gap(table.truth, table.best, table.second), noise(table, table.second, spread)
-    crit = critical(table.positions)
+    crit = critical(table.positions, len(table.jitters))
     error = gap(np.where(given(table), table.engine, np.nan) - table.truth, table.best, table.second)
     scaled = error / pair
     chosen = table.emitted >= 0
