@@ -1,18 +1,29 @@
 """The command line: reads words, prints results.  Every fact it prints comes from a function one can call."""
 
-import argparse
 import json
 import os
-import shutil
 import sys
 import time
-import traceback
 
+from qwenref import cli_compare
 from qwenref._version import __version__
-from qwenref.plain import plain
-
-FINE, FINDING, UNDECIDED, BAD_INPUT, UNREACHABLE = range(5)
-INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
+from qwenref.cli_base import (
+    BROKEN_PIPE,
+    FINDING,
+    FINE,
+    INTERRUPTED,
+    Parser,
+    add_verb,
+    explain,
+    prepare_streams,
+    show,
+    show_json,
+    stream,
+    tell,
+    whole_number,
+    width,
+    write_exactly,
+)
 
 TOUR = f"""\
 qwenref {__version__}: reference runtime for the Qwen3.5 family.  MODEL is tiny, a folder or a hub name.
@@ -20,16 +31,16 @@ qwenref {__version__}: reference runtime for the Qwen3.5 family.  MODEL is tiny,
   qwenref generate tiny "How much is 31 plus 23?"      an answer with its chain of thought
   qwenref generate tiny "Once upon a time," --raw      a text continued, without the chat template
 The same in Python: import qwenref; model = qwenref.from_pretrained("tiny"); print(model)
-Each verb explains itself: qwenref inspect --help; also generate, chat, render, tokenize, bench."""
+qwenref VERB --help explains: inspect, generate, chat, render, tokenize, record, doctor, bench."""
 
 
 def main(argv=None):
     """Run one command; the exit code: 0 fine, 1 a finding, 2 undecided, 3 bad input, 4 unreachable."""
-    _prepare_streams()
+    prepare_streams()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         if not words:
-            _show(TOUR)
+            show(TOUR)
             return FINE
         options = _parser().parse_args(words)
         code = options.run(options)
@@ -45,7 +56,7 @@ def main(argv=None):
     except SystemExit as leaving:  # argparse: help, version, wrong words
         return leaving.code
     except Exception as error:
-        return _explain(error)
+        return explain(error)
 
 
 # Verbs
@@ -60,15 +71,15 @@ def inspect(options):
     facts = overview.overview(model, options.model, options.cache)
     rows = overview.tensors(model.path, options.tensors) if options.tensors is not None else None
     if options.json:
-        _show_json("inspect", facts if rows is None else {**facts, "tensors": rows})
+        show_json("inspect", facts if rows is None else {**facts, "tensors": rows})
     elif rows is not None:
-        _show(overview.tensors_text(rows))
+        show(overview.tensors_text(rows))
     elif options.cache is not None:
-        _show(overview.cache_text(model, options.cache))
+        show(overview.cache_text(model, options.cache))
     elif options.tree or options.depth is not None:
-        _show(tree(model, options.depth).text())
+        show(tree(model, options.depth).text())
     else:
-        _show(overview.overview_text(facts, _width()))
+        show(overview.overview_text(facts, width()))
     return FINDING if facts["tokenizer"]["error"] else FINE
 
 
@@ -95,7 +106,7 @@ def generate(options):
     else:
         ids, pictures = tokenizer.encode(prompt), None
     began = time.perf_counter()
-    streamer = None if options.json else _stream
+    streamer = None if options.json else stream
     inputs = {} if pictures is None else pictures.inputs
     out = model.generate(ids, max_new_tokens=options.max_new_tokens, streamer=streamer, **inputs, **sampling)
     seconds = time.perf_counter() - began
@@ -113,13 +124,13 @@ def generate(options):
         "seconds": round(seconds, 6),
     }
     if options.json:
-        _show_json("generate", facts)
+        show_json("generate", facts)
     elif not out.text.endswith("\n"):
-        _show("")
+        show("")
     if options.stats or (sys.stderr.isatty() and not options.json):
         if pictures is not None:
-            _tell(pictures.describe())
-        _tell(_statistics(facts))
+            tell(pictures.describe())
+        tell(_statistics(facts))
     return FINE
 
 
@@ -142,7 +153,7 @@ def chat(options):
     thinking = False if options.no_thinking else None
     conversation = Conversation(model, options.system, thinking, max_new_tokens=options.max_new_tokens, **sampling)
     facts = {"model": options.model, "numerics": model.numerics, **_drawn_by(sampling)}
-    converse(conversation, (lambda answer: _show_json("chat", {**facts, **answer})) if options.json else None)
+    converse(conversation, (lambda answer: show_json("chat", {**facts, **answer})) if options.json else None)
     return FINE
 
 
@@ -163,11 +174,11 @@ def render(options):
         enable_thinking=options.thinking,
     )
     if options.json:
-        _show_json("render", {"model": options.model, **rendered.to_dict()})
+        show_json("render", {"model": options.model, **rendered.to_dict()})
     elif options.ids:
-        _show(" ".join(map(str, rendered.ids)))
+        show(" ".join(map(str, rendered.ids)))
     else:
-        _write_exactly(rendered.text)
+        write_exactly(rendered.text)
     return FINE
 
 
@@ -182,13 +193,13 @@ def tokenize(options):
         for id, (start, stop) in zip(ids, offsets.tolist(), strict=True)
     ]
     if options.json:
-        _show_json("tokenize", {"model": options.model, "text": text, "ids": [row["id"] for row in rows], "rows": rows})
+        show_json("tokenize", {"model": options.model, "text": text, "ids": [row["id"] for row in rows], "rows": rows})
     elif options.ids:
-        _show(" ".join(str(row["id"]) for row in rows))
+        show(" ".join(str(row["id"]) for row in rows))
     else:
-        _show(f"{len(rows):,} tokens · {len(text):,} characters · {len(text.encode()):,} bytes")
+        show(f"{len(rows):,} tokens · {len(text):,} characters · {len(text.encode()):,} bytes")
         for row in rows:
-            _show(f"{row['id']:>8}  {row['start']:>6}-{row['stop']:<6}  {row['token']}")
+            show(f"{row['id']:>8}  {row['start']:>6}-{row['stop']:<6}  {row['token']}")
     return FINE
 
 
@@ -207,14 +218,14 @@ def bench(options):
         threads=options.threads,
     )
     for warning in report.facts["warnings"]:
-        _tell(f"bench: {warning}")
+        tell(f"bench: {warning}")
     if options.svg:
         with open(options.svg, "w", encoding="utf-8") as file:
             file.write(report.svg())
     if options.json:
-        _show_json("bench", report.to_dict())
+        show_json("bench", report.to_dict())
     else:
-        _show(report.text())
+        show(report.text())
     return FINE
 
 
@@ -271,26 +282,8 @@ def _standard_input():
 # Words
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse whose help begins with an example and whose complaints have the form and code of all others."""
-
-    example = None
-
-    def __init__(self, *args, **options):
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        options.setdefault("allow_abbrev", False)
-        super().__init__(*args, **options)
-
-    def format_help(self):
-        return (f"{self.example}\n\n" if self.example else "") + super().format_help()
-
-    def error(self, message):
-        _tell(f"{self.prog}: {message}\n    do       {self.prog} --help")
-        raise SystemExit(BAD_INPUT)
-
-
 def _parser():
-    parser = _Parser(prog="qwenref", description=TOUR)
+    parser = Parser(prog="qwenref", description=TOUR)
     parser.add_argument("--version", action="version", version=f"qwenref {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     _add_inspect(verbs)
@@ -299,27 +292,17 @@ def _parser():
     _add_render(verbs)
     _add_tokenize(verbs)
     _add_bench(verbs)
+    cli_compare.add(verbs)
     return parser
 
 
-def _verb(verbs, name, run, example, summary, json=None, model=None):
-    verb = verbs.add_parser(name, help=summary, description=summary)
-    verb.example = example
-    verb.set_defaults(run=run)
-    verb.add_argument(
-        "model", metavar="MODEL", nargs=model, help='"tiny", a folder, or a hub name such as Qwen/Qwen3.5-0.8B'
-    )
-    verb.add_argument("--json", action="store_true", help=json or "one JSON document on standard output, nothing else")
-    return verb
-
-
 def _add_inspect(verbs):
-    verb = _verb(
+    verb = add_verb(
         verbs, "inspect", inspect, "qwenref inspect tiny --tree", "What a checkpoint holds; no weight is read."
     )
     verb.add_argument("--tree", action="store_true", help="the module tree, layers grouped by kind")
-    verb.add_argument("--depth", type=_number("--depth", 0), metavar="N", help="the tree to N levels")
-    tokens = _number("--cache", 0)
+    verb.add_argument("--depth", type=whole_number("--depth", 0), metavar="N", help="the tree to N levels")
+    tokens = whole_number("--cache", 0)
     verb.add_argument("--cache", type=tokens, nargs="+", metavar="N", help="cache size after N tokens, by part")
     verb.add_argument("--tensors", metavar="GLOB", help="tensors on disk: name, dtype, shape, file @ offset")
 
@@ -332,7 +315,7 @@ _GENERATE = "Continue a prompt, greedily unless sampling is asked for; text stre
 
 def _add_generate(verbs):
     example = 'qwenref generate tiny "How much is 31 plus 23?"'
-    verb = _verb(verbs, "generate", generate, example, _GENERATE)
+    verb = add_verb(verbs, "generate", generate, example, _GENERATE)
     verb.add_argument("prompt", metavar="PROMPT", help="the text; - reads standard input")
     form = verb.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", default=None, help="a user's message (default with a template)")
@@ -346,7 +329,7 @@ def _add_generate(verbs):
 
 def _add_answering(verb, most):
     verb.add_argument("--no-thinking", action="store_true", help="ask the chat template for an answer without thinking")
-    number = _number("--max-new-tokens", 0)
+    number = whole_number("--max-new-tokens", 0)
     verb.add_argument("--max-new-tokens", type=number, default=most, metavar="N", help=f"default {most}")
     verb.add_argument("--numerics", default="fp32", metavar="P", help=_NUMERICS)
     group = verb.add_argument_group(
@@ -356,13 +339,15 @@ def _add_answering(verb, most):
     group.add_argument("--top-k", type=int, metavar="K", help="the K likeliest")
     group.add_argument("--top-p", type=float, metavar="P", help="the likeliest that make up P")
     group.add_argument("--min-p", type=float, metavar="P", help="those with P of the likeliest one's probability")
-    group.add_argument("--seed", type=_number("--seed", 0), metavar="N", help="default 0: the same draws every time")
+    group.add_argument(
+        "--seed", type=whole_number("--seed", 0), metavar="N", help="default 0: the same draws every time"
+    )
     group.add_argument("--order", metavar="ENGINE", help="cuts as hf (default), vllm, llama.cpp or sglang makes them")
 
 
 def _add_chat(verbs):
     summary = "A conversation: type messages, /help lists commands; through a pipe each line is a message."
-    verb = _verb(verbs, "chat", chat, "qwenref chat tiny", summary, json="one JSON document a line for each answer")
+    verb = add_verb(verbs, "chat", chat, "qwenref chat tiny", summary, json="one JSON document a line for each answer")
     verb.add_argument("--system", metavar="TEXT", help="begin with this system message")
     _add_answering(verb, 1024)
 
@@ -370,7 +355,7 @@ def _add_chat(verbs):
 def _add_render(verbs):
     summary = "The exact prompt of a conversation, by the checkpoint's chat template, with no newline added."
     example = """echo '[{"role": "user", "content": "Hello"}]' | qwenref render tiny -"""
-    verb = _verb(verbs, "render", render, example, summary)
+    verb = add_verb(verbs, "render", render, example, summary)
     verb.add_argument(
         "messages",
         metavar="FILE",
@@ -386,7 +371,7 @@ def _add_render(verbs):
 
 def _add_tokenize(verbs):
     summary = "The tokens of a text: id, first and last character, the token made visible."
-    verb = _verb(verbs, "tokenize", tokenize, 'qwenref tokenize tiny "Hello, world"', summary)
+    verb = add_verb(verbs, "tokenize", tokenize, 'qwenref tokenize tiny "Hello, world"', summary)
     verb.add_argument("text", metavar="TEXT", help="- reads standard input, to the last newline")
     verb.add_argument("--ids", action="store_true", help="ids only, on one line")
     verb.add_argument("--special-as-text", action="store_true", help="<|im_end|> and its like are mere characters")
@@ -395,7 +380,7 @@ def _add_tokenize(verbs):
 def _add_bench(verbs):
     summary = "Speed against the machine's limits, the goals and other engines; takes minutes."
     example = "qwenref bench --shape 0.8b --folder DIR --against torch"
-    verb = _verb(verbs, "bench", bench, example, summary, model="?")
+    verb = add_verb(verbs, "bench", bench, example, summary, model="?")
     from qwenref.bench import SHAPES
 
     verb.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead (default 0.8b)")
@@ -409,81 +394,5 @@ def _add_bench(verbs):
         ("threads", None, "threads of every contender; default: as set"),
     ):
         shown = f"{what} (default {default})" if default else what
-        verb.add_argument(f"--{name}", type=_number(f"--{name}", 1), default=default, metavar="N", help=shown)
+        verb.add_argument(f"--{name}", type=whole_number(f"--{name}", 1), default=default, metavar="N", help=shown)
     verb.add_argument("--svg", metavar="FILE", help="write a picture of the roofline")
-
-
-def _number(name, least):
-    def number(word):
-        try:
-            value = int(word.replace(",", "").replace("_", ""))
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{word!r} is not a number of at least {least}")
-        return value
-
-    return number
-
-
-# Printing
-
-
-def _prepare_streams():
-    """A terminal that cannot show a character gets a substitute instead of an error in mid-sentence."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # the tokenizer refuses what is no text, and says where
-
-
-def _width():
-    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
-
-
-def _show(text):
-    print(plain(text, sys.stdout))
-
-
-def _write_exactly(text):
-    """The text as UTF-8 and nothing else; a terminal, where a line has to end, gets a newline."""
-    sys.stdout.flush()
-    if sys.stdout.isatty() or not hasattr(sys.stdout, "buffer"):
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    else:
-        sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass"))
-        sys.stdout.buffer.flush()
-
-
-def _stream(piece):
-    sys.stdout.write(piece)
-    sys.stdout.flush()
-
-
-def _show_json(kind, facts):
-    print(json.dumps({"schema": f"qwenref.{kind}/1", "version": __version__, **facts}, ensure_ascii=True), flush=True)
-
-
-def _tell(text):
-    sys.stdout.flush()
-    print(plain(text, sys.stderr), file=sys.stderr)
-
-
-def _explain(error):
-    """One message on standard error, and the code for it.  A fault of ours is called one."""
-    from qwenref import errors
-
-    if os.environ.get("QWENREF_TRACEBACK") == "1":
-        traceback.print_exception(error)
-    expected = isinstance(error, (errors.QwenrefError, OSError, MemoryError))
-    what = f"{type(error).__name__}: {error}"
-    notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", ()))
-    if expected:
-        _tell(what + notes)
-    else:
-        _tell(f"internal error: {what}{notes}\n    do       QWENREF_TRACEBACK=1 shows where; please report it")
-        return INTERNAL
-    if isinstance(error, errors.Unreachable):
-        return UNREACHABLE
-    return FINDING if isinstance(error, errors.NonFiniteError) else BAD_INPUT

@@ -13,7 +13,7 @@ import fresh
 import pytest
 
 import qwenref
-from qwenref import cli
+from qwenref import cli, cli_base
 from qwenref.loading import LoadReport
 from qwenref.overview import overview, overview_text, tensors
 from qwenref.tree import index_ranges, tree
@@ -290,7 +290,7 @@ def test_a_reader_that_leaves_is_no_error():
         with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BASE) as p:
             p.stdout.close()
             assert p.stderr.read() == b""
-        assert p.returncode == cli.BROKEN_PIPE
+        assert p.returncode == cli_base.BROKEN_PIPE
 
 
 # The command line, with Ctrl-C pressed at the n-th call of the model, in the middle of an answer; 0 for never.
@@ -311,7 +311,7 @@ sys.exit(cli.main(sys.argv[2:]))
 
 def test_ctrl_c_ends_without_a_traceback():
     done = fresh.python(PRESSED, 3, "generate", "tiny", STORY["prompt"], "--raw", check=False)
-    assert done.returncode == cli.INTERRUPTED and done.stderr == "\n"
+    assert done.returncode == cli_base.INTERRUPTED and done.stderr == "\n"
     assert done.stdout and STORY["output_text"].startswith(done.stdout)
 
 
@@ -398,7 +398,7 @@ def test_a_finding_in_the_numbers_is_code_1_and_a_fault_of_ours_is_called_one(mo
 
     for error, code, words in (
         (qwenref.errors.NonFiniteError("step 3"), 1, "NonFiniteError: step 3"),
-        (ZeroDivisionError("oops"), cli.INTERNAL, "internal error: ZeroDivisionError: oops"),
+        (ZeroDivisionError("oops"), cli_base.INTERNAL, "internal error: ZeroDivisionError: oops"),
         (MemoryError("too much"), 3, "MemoryError: too much"),
     ):
         monkeypatch.setattr(qwenref, "from_pretrained", fail(error))

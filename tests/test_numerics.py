@@ -15,7 +15,7 @@ from text_configs import CONFIGS
 from vision_configs import Prompt, vision_config
 
 import qwenref
-from qwenref import cli, ops
+from qwenref import cli, cli_base, ops
 from qwenref.numerics import active, profile
 
 POINTS = qwenref.numerics.points()
@@ -182,7 +182,7 @@ def test_the_command_line_takes_choices(capsys):
     words = ["generate", "tiny", "Once", "--raw", "--max-new-tokens", "2", "--json", "--numerics"]
     assert cli.main([*words, "fp32+state=bf16+kv=bf16"]) == 0
     assert json.loads(capsys.readouterr().out)["numerics"] == "fp32+kv=bf16+state=bf16"
-    assert cli.main([*words, "fp32+kv=bf15"]) == cli.BAD_INPUT
+    assert cli.main([*words, "fp32+kv=bf15"]) == cli_base.BAD_INPUT
     assert "kv: no choice 'bf15'" in capsys.readouterr().err
 
 
