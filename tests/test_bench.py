@@ -22,7 +22,8 @@ from qwenref.bench.measure import bench
 from qwenref.bench.report import Report
 from qwenref.bench.svg import points
 from qwenref.bench.timing import fastest, ratio, turns
-from qwenref.cli import BAD_INPUT, FINE, main
+from qwenref.cli import main
+from qwenref.cli_base import BAD_INPUT, FINE
 from qwenref.errors import CapabilityMissing, InputError
 from qwenref.progress import Status
 from qwenref.rates import Rates

@@ -158,7 +158,7 @@ def test_optional_and_slow_packages_are_imported_where_they_are_used():
         assert not imports(at_import(tree), package_only=False) & HEAVY, name
 
 
-TALKING = ("cli", "terminal_chat")  # what runs only as a command
+TALKING = ("cli", "cli_base", "terminal_chat")  # what runs only as a command
 
 
 def test_the_library_prints_nothing():
