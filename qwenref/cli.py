@@ -43,6 +43,7 @@ def main(argv=None):
             show(TOUR)
             return FINE
         options = _parser().parse_args(words)
+        options.words = words
         code = options.run(options)
         sys.stdout.flush()
         return code

@@ -35,13 +35,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_verb(verbs, name, run, example, summary, json=None, model=None):
+    """A verb with MODEL and --json; `json` is what that is for, False leaves it to the verb."""
     verb = verbs.add_parser(name, help=summary, description=summary)
     verb.example = example
     verb.set_defaults(run=run)
     verb.add_argument(
         "model", metavar="MODEL", nargs=model, help='"tiny", a folder, or a hub name such as Qwen/Qwen3.5-0.8B'
     )
-    verb.add_argument("--json", action="store_true", help=json or "one JSON document on standard output, nothing else")
+    if json is not False:
+        said = json or "one JSON document on standard output, nothing else"
+        verb.add_argument("--json", action="store_true", help=said)
     return verb
 
 
@@ -96,7 +99,11 @@ def stream(piece):
 
 
 def show_json(kind, facts):
-    print(json.dumps({"schema": f"qwenref.{kind}/1", "version": __version__, **facts}, ensure_ascii=True), flush=True)
+    show_document({"schema": f"qwenref.{kind}/1", "version": __version__, **facts})
+
+
+def show_document(document):
+    print(json.dumps(document, ensure_ascii=True), flush=True)
 
 
 def tell(text):

@@ -1,8 +1,9 @@
-"""Verbs that look at engines and at the machine: record, doctor."""
+"""Verbs that look at engines and at the machine: compare, record, doctor."""
 
 import contextlib
+import os
 
-from qwenref.cli_base import FINDING, FINE, add_verb, show, show_json, whole_number, width
+from qwenref.cli_base import FINDING, FINE, add_verb, show, show_document, show_json, whole_number, width
 
 _ENGINE = "KIND:REST, KIND+http://HOST:PORT or a recorded run PATH.jsonl; see the examples in qwenref/engines/README.md"
 
@@ -14,6 +15,145 @@ def add(verbs):
 
 
 # Verbs
+
+
+def compare(options):
+    _refuse_contradictions(options)
+    _free_outputs(options)
+    report = _pasted(options) if options.text else _compared(options)
+    return _told(report, options)
+
+
+def _compared(options):
+    """The Report of one engine, or of two with the reference between them."""
+    from qwenref.compare import compare
+    from qwenref.compare.opening import reference
+
+    for spec in options.engine:
+        _known_engine(spec)
+    activations = _activations(options)
+    model = reference(options.model)
+    if activations is not None:
+        _fits(model, *activations)
+    asked = _suite(options.suite, model)
+    wanted = ("jitter", "mode", "precision", "engine_weights", "explain", "workers", "dask", "until_decided")
+    given = {name: getattr(options, name) for name in wanted if getattr(options, name) is not None}
+    with contextlib.ExitStack() as stack:
+        engines = [stack.enter_context(_engine(spec)) for spec in options.engine]
+        report = compare(model, engines if len(engines) > 1 else engines[0], asked, **given)
+    return report if activations is None else _localised(report, model, *activations)
+
+
+def _pasted(options):
+    """The Report of two answers that were pasted into files."""
+    from qwenref.compare.opening import ids_of, reference
+    from qwenref.compare.pasted import pasted
+
+    ids_of(options.prompt_ids)  # what is no list of ids is said before the model is opened
+    texts = [_text(path) for path in options.text]
+    model = reference(options.model)
+    return pasted(model, ids_of(options.prompt_ids, model), *texts)
+
+
+def _refuse_contradictions(options):
+    from qwenref.errors import InputError, compose
+
+    wrong = None
+    if options.text and options.engine:
+        wrong = "--text is about two texts, --engine about an engine"
+    elif options.text and not options.prompt_ids:
+        wrong = "--text needs the ids both texts answer: --prompt-ids FILE"
+    elif not options.text and not options.engine:
+        wrong = "nothing to compare with: --engine SPEC, or --text A B"
+    elif len(options.engine) > 2:
+        wrong = f"{len(options.engine)} engines: at most two"
+    elif options.prompt_ids and not options.text and not options.activations:
+        wrong = "--prompt-ids goes with --text or --activations"
+    elif options.workers and options.dask:
+        wrong = "--workers or --dask"
+    if wrong:
+        raise InputError(compose(f"compare: {wrong}", do="qwenref compare --help"))
+
+
+def _free_outputs(options):
+    """Every file that will be written is free, and no two are one."""
+    from qwenref.compare.report import free, positions_file
+    from qwenref.errors import InputError, compose
+
+    outputs = [path for path in (options.html, options.junit, _json_file(options)) if path]
+    if _json_file(options):
+        outputs.append(positions_file(options.json))
+    if len({os.path.abspath(path) for path in outputs}) < len(outputs):
+        raise InputError(compose("compare: two results in one file", found=", ".join(outputs)))
+    for path in outputs:
+        free(path, options.force)
+
+
+def _json_file(options):
+    return options.json if options.json != "-" else None
+
+
+def _activations(options):
+    """(values, ids) of the file of activations, or None."""
+    if not options.activations:
+        return None
+    from qwenref.compare.layouts import read
+    from qwenref.compare.opening import ids_of
+    from qwenref.errors import InputError, compose
+
+    found = read(options.activations)
+    ids = ids_of(options.prompt_ids) if options.prompt_ids else found.ids
+    if ids is None:
+        do = "--prompt-ids FILE, or an array input_ids in the file"
+        raise InputError(compose(f"{options.activations}: of which token ids?", do=do))
+    return found.values, ids, options.activations_order
+
+
+def _fits(model, values, ids, order):
+    from qwenref.compare.layouts import aligned
+    from qwenref.compare.opening import checked_ids
+
+    aligned(model, values, len(checked_ids(ids, "activations", model)), order)
+
+
+def _localised(report, model, values, ids, order):
+    from qwenref.compare.localise import localise, localised
+
+    return localised(report, localise(model, ids, values, order=order))
+
+
+def _text(path):
+    from qwenref.errors import InputError, compose
+
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
+    except ValueError as error:
+        raise InputError(compose(f"{path}: no text", found=error, expected="UTF-8")) from error
+
+
+def _told(report, options):
+    """Print and write the forms that were asked for; the exit code."""
+    from qwenref.compare.report import Report
+
+    repro = {"argv": ["qwenref", *options.words], "env": _settings()}
+    report = Report({**report.to_dict(), "repro": repro}, report.arrays)
+    made = [("html", options.html), ("junit", options.junit), ("json", _json_file(options))]
+    for form, path in made:
+        if path:
+            getattr(report, f"to_{form}")(path, force=options.force)
+    if options.json == "-":
+        show_document(report.to_dict())
+    else:
+        show(report.text(width()))
+        written = ", ".join(path for _, path in made if path)
+        if written:
+            show(f"written: {written}")
+    return report.exit_code
+
+
+def _settings():
+    return {name: value for name, value in sorted(os.environ.items()) if name in ("QWENREF_NUM_THREADS", "QWENREF_CPU")}
 
 
 def record(options):
@@ -88,6 +228,36 @@ def _engine(spec):
 
 
 # Words
+
+
+def _add_compare(verbs):
+    summary = "Whether an engine is inside what rounding explains of the reference; if not, since where and of what."
+    example = "qwenref compare tiny --engine reference:tiny?numerics=hf"
+    verb = add_verb(verbs, "compare", compare, example, summary, json=False)
+    _add_engine(verb, action="append", default=[])
+    verb.add_argument("--text", nargs=2, metavar=("A", "B"), help="two answers pasted into files, in place of engines")
+    verb.add_argument("--prompt-ids", metavar="FILE", help="token ids that both answer, or that activations belong to")
+    group = verb.add_argument_group("how")
+    group.add_argument("--jitter", type=whole_number("--jitter", 1), metavar="J", help="rounding variants; 8 or 16")
+    group.add_argument("--mode", choices=("greedy", "sample", "rl"), help="default greedy")
+    group.add_argument(
+        "--precision", metavar="P", help="what the engine claims: bf16, fp16, fp32, fp8, int4, a GGUF type"
+    )
+    group.add_argument("--engine-weights", metavar="DIR", help="the engine's own weights, dequantised, as a checkpoint")
+    group.add_argument("--explain", choices=("auto", "always", "never"), help="hold known faults against the error")
+    group.add_argument("--activations", metavar="FILE", help="the engine's, npz or safetensors, by our site names")
+    orders = "order of value heads in it; default hf"
+    group.add_argument("--activations-order", choices=("hf", "gguf"), default="hf", help=orders)
+    group.add_argument("--until-decided", action="store_true", default=None, help="sample until the odds decide")
+    group.add_argument("--workers", type=whole_number("--workers", 1), metavar="N", help="processes that score")
+    group.add_argument("--dask", metavar="URL", help="a Dask cluster that scores, tcp://HOST:PORT")
+    group = verb.add_argument_group("results")
+    group.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="the document; without FILE alone on stdout"
+    )
+    group.add_argument("--html", metavar="FILE", help="one page that needs no other file and no network")
+    group.add_argument("--junit", metavar="FILE", help="test cases for continuous integration")
+    group.add_argument("--force", action="store_true", help="write over files")
 
 
 def _add_engine(verb, **options):

@@ -8,7 +8,7 @@ import qwenref
 from qwenref import _C
 from qwenref.compare import layouts
 from qwenref.compare.errors import ActivationShape, BadTokenIds, NonFinite, UnknownSite
-from qwenref.compare.localise import ASKED, GATE, localise
+from qwenref.compare.localise import ASKED, GATE, Localisation, localise, localised
 from qwenref.compare.report import Report
 from qwenref.deltanet import to_gguf_order
 from qwenref.errors import InputError
@@ -243,3 +243,17 @@ def test_files_that_hold_no_activations_are_refused(tmp_path, tiny):
         layouts.read(tmp_path / "b.npz")
     with pytest.raises(InputError, match="order 'mlx'"):
         layouts.aligned(tiny, {}, T, order="mlx")
+
+
+def test_a_place_takes_the_stead_of_a_name_and_contradicts_no_verdict():
+    import compare_documents
+
+    first = {"layer": 3, "site": "layers.3.self_attn.gate", "pos": 9, "ratio": 41.0}
+    found = Localisation({"first_bad": first, "sites": [], "gate": GATE, "splice": []}, np.ones((1, 5)))
+    unnamed = localised(Report(compare_documents.document(confidence="statistical")), found)
+    assert unnamed.confidence == "localised" and unnamed.summary.endswith("layers.3.self_attn.gate, position 9.")
+    assert np.array_equal(unnamed.arrays["layer_error"], found.matrix)
+    named = localised(compare_documents.report(), found)
+    assert (named.confidence, named.summary) == ("named", compare_documents.report().summary)
+    clean = localised(Report(compare_documents.clean()), found)
+    assert clean.agrees and [f["code"] for f in clean.findings] == ["activations-outside"]

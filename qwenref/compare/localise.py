@@ -12,6 +12,7 @@ import numpy as np
 
 from qwenref.compare import layouts
 from qwenref.compare.errors import BadTokenIds
+from qwenref.compare.report import Report
 from qwenref.compare.statistics import TOP, centred
 from qwenref.errors import compose
 from qwenref.numerics import active, jitter, numerics
@@ -98,6 +99,22 @@ def localise(model, ids, activations, logits=None, *, order="hf", variants=VARIA
     splice, conclusion = runs.splices(logits) if logits is not None else ([], None)
     document = {"first_bad": first, "sites": sites, "gate": GATE, "splice": splice, "conclusion": conclusion}
     return Localisation({**document, "matrix_file": None}, matrix)
+
+
+def localised(report, found):
+    """A Report with a Localisation in it: an error without a name gets a place, sites outside alone are a finding."""
+    document, first = report.to_dict(), found.first_bad
+    document["localisation"] = found.document
+    if first is not None and document["cause"] == "kernels" and document["confidence"] != "named":
+        document["confidence"] = "localised"
+        document["summary"] = (
+            f"{document['summary']} First outside: {first['site']}, position {first['pos']:,}.".strip()
+        )
+    elif first is not None and report.agrees:
+        said = f"activations are outside from {first['site']} on, log-probabilities are not"
+        finding = {"code": "activations-outside", "severity": "warning", "message": said, "evidence": first}
+        document["findings"].append(finding)
+    return Report(document, {**report.arrays, "layer_error": found.matrix} if found.matrix.size else report.arrays)
 
 
 def _checked(ids):
