@@ -222,3 +222,44 @@ def test_words_of_an_engine_are_never_markup():
     made["first_divergence"]["context_text"] = nasty
     source = page(Report(made, compare_documents.arrays()))
     assert "<img" not in source and Whole(source).tags.count("h1") == 1
+
+
+def test_two_engines_are_on_one_page_each_with_its_checks():
+    sides = [compare_documents.clean(engine={"name": "left"}), compare_documents.document(engine={"name": "right"})]
+    made = Report(compare_documents.document(arbiter={"outside": ["right"], "reports": sides}))
+    source = page(made)
+    assert Whole(source).tags.count("h1") == 1 and "<h1>engine right is outside the reference" in source
+    assert (
+        "<h3>left</h3>" in source and "<h3>right</h3>" in source and source.count("▲ red") == 2
+    )  # one of them its own
+
+
+# ---- the real thing ------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_comparison_fit_the_document_and_the_page():
+    import jsonschema
+
+    import qwenref
+    from qwenref.compare.document import schema
+    from qwenref.compare.faulty import FaultyReference
+    from qwenref.compare.gather import gather
+    from qwenref.compare.numbers import Numbers
+    from qwenref.compare.statistics import measure
+    from qwenref.compare.suites import Suite, suite
+
+    model = qwenref.from_pretrained("tiny")
+    asked = [item._replace(new=16) for item in suite("quick", model).prompts if item.kind == "code"]
+    seen = gather(model, FaultyReference(model, "gate-off", jitter=3), Suite("one", tuple(asked)))
+    found = measure(Numbers(model, seen.trajectories, [(seed,) for seed in range(4)]).table("prefill"), path="P")
+    fields = {
+        "engine": {"name": seen.name}, "reference": {"model": "tiny"}, "stages": found.stages, "stats": found.stats,
+        "flips": found.flips, "findings": seen.findings, "config_diff": seen.differing_config,
+    }  # fmt: skip
+    made = Report(fields, found.arrays)
+    jsonschema.validate(made.to_dict(), schema())
+    source = page(made)
+    Whole(source)
+    for title in ("Margins", "Divergence", "Error by prompt", "Distribution of errors", "Tokens that differ"):
+        assert f">{title}</h2>" in source
+    assert re.search(r"PR error against rounding +\d+\.\d+ +1\.5 +red", made.text(200))
