@@ -187,7 +187,6 @@ def record(options):
         show_json("record", {"output": options.output, **facts})
     else:
         show(f"{options.output}: {written:,} records of {engine.name}, suite {asked.name}")
-        show(f"next        qwenref compare {options.model or 'MODEL'} --engine {options.output}")
     return FINE
 
 

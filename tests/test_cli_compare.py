@@ -38,7 +38,7 @@ def test_a_run_is_recorded_and_can_be_gone_on_with(capsys, asked, tmp_path):
     words = ("record", "tiny", "--engine", REFERENCE, "--suite", asked, "-o", path)
     code, out, err = run(capsys, *words)
     assert (code, err) == (FINE, "") and out.startswith(f"{path}: ")
-    assert out.splitlines()[1].endswith(f"qwenref compare tiny --engine {path}")
+    assert "qwenref compare" not in out  # a verb there is not yet
     whole = run_file.read(path)
     assert {record.path for record in whole.records} == {"prefill", "decode"}
     assert {len(row.ids) for record in whole.records for row in record.rows} == {20}
@@ -53,7 +53,7 @@ def test_a_run_is_recorded_and_can_be_gone_on_with(capsys, asked, tmp_path):
 def test_a_suite_of_ids_needs_no_model(capsys, asked, tmp_path):
     path = tmp_path / "run.jsonl"
     code, out, _ = run(capsys, "record", "--engine", REFERENCE, "--suite", asked, "-o", path)
-    assert code == FINE and "qwenref compare MODEL" in out and path.exists()
+    assert code == FINE and path.exists()
 
 
 REFUSED = [
