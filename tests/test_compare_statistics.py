@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qwenref.compare import distributions
-from qwenref.compare.statistics import CLASSES, critical, divergence, measure, prefill_against_decode
+from qwenref.compare.statistics import CLASSES, critical, divergence, limits, measure, prefill_against_decode
 from qwenref.compare.table import Table
 
 
@@ -53,6 +53,22 @@ def test_of_a_hundred_engines_like_variants_none_is_red_and_one_amber_at_the_mos
     found = [measure(drawn(seed, N=120, J=8 if seed % 2 else 16)) for seed in range(100, 200)]
     assert not any(each.gates("red") for each in found)
     assert sum(bool(each.gates("amber")) for each in found) <= 1
+
+
+def test_gates_are_as_wide_as_variants_are_apart_and_no_narrower_than_their_least():
+    assert limits(np.full(8, 0.3), (1.5, 2)) == (1.5, 2) == limits([0.0, 1.0], (1.5, 2))
+    # t of 7 degrees of freedom is 2.998 at 0.99, 4.207 at 0.998; two halves are a factor of 2 apart.
+    step = np.log(2) / 2 * np.sqrt(8 / 7 * 9 / 8)
+    expected = np.exp(np.array([2.998, 4.207]) * step)
+    assert limits([1.0] * 4 + [2.0] * 4, (1.5, 2)) == pytest.approx(expected * np.sqrt(2) / 1.5, rel=1e-3)
+
+
+def test_one_variant_more_is_red_as_rarely_as_it_was_said():
+    random = np.random.default_rng(0)
+    sizes = np.exp(random.normal(0, 0.4, (4000, 9)))
+    over = [[last / np.median(rest) > gate for gate in limits(rest, (1, 1))] for *rest, last in sizes]
+    amber, red = np.mean(over, axis=0)
+    assert 0.005 < amber < 0.016 and red < 0.005
 
 
 def test_fewer_variants_have_wider_limits():

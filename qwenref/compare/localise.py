@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from qwenref.compare import layouts
+from qwenref.compare.differences import TOP, centred
 from qwenref.compare.errors import BadTokenIds
 from qwenref.compare.report import Report
-from qwenref.compare.statistics import TOP, centred
 from qwenref.errors import compose
 from qwenref.numerics import active, jitter, numerics
 from qwenref.sites import ROOTS, Watcher

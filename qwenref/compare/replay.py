@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwenref.compare.statistics import Differences, at_columns, centred, likeliest_columns
+from qwenref.compare.differences import Differences, at_columns, centred, likeliest_columns
 
 BETA = (0.5, 1.6)  # a fault is there once, not a tenth of it
 SIGMAS = 5.0  # of beta, beyond the betas of the variants

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwenref.compare.statistics import PSEUDO, at_columns, centred, given, likeliest_columns
+from qwenref.compare.differences import PSEUDO, at_columns, centred, given, likeliest_columns
 from qwenref.compare.table import both_paths
 
 TOLERANCE = 0.02  # of a slope, besides two standard errors

@@ -8,25 +8,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwenref.compare.distributions import holm, student_quantile
+from qwenref.compare.differences import PSEUDO, Differences, centred, gap, given, likeliest, noise
+from qwenref.compare.distributions import student_quantile
+from qwenref.compare.likelihoods import likelihoods, ranks
+from qwenref.compare.profiles import profiles
+from qwenref.compare.stages import AMBER, GREEN, RED, SKIPPED, graded, stage
 from qwenref.compare.table import both_paths
 
 # Gates and constants, from simulations of 30 clean engines and 21 kinds of faults on an 8-layer hybrid model, held
-# against the embedded model by `compare.selftest`.
-PSEUDO = 4  # a position's own noise counts as J observations, that of all positions as so many
+# against the embedded model by `compare.selftest`; CHANCE is of 96 variants of the embedded model, each as an engine.
 ALPHA = 0.01  # chance of an alarm in a whole run
 SURE = 4.0  # sigmas: a choice with a larger margin has to agree
 AMBIGUOUS = 2  # so many flips between SURE and the critical value are to be expected
 RATIO = (1.5, 2.0)  # of the root mean square error to a variant's: amber, red
 DIVERGENCE = (2.25, 4.0)  # the same of KL: squares of these
-PROFILE = (0.6, 1.6)  # error of the last quarter to that of the first
-QUARTER = 128  # positions of a quarter for it
-PERIODS = (64, 128)
-PERIODIC = 256  # positions for a period to show
-TOP = 20  # likeliest ids that R is made of
+CHANCE = (0.01, 0.002)  # that one variant more is beyond them: where variants are far apart, gates are wider
 _DRAWS = 1000
 
-GREEN, AMBER, RED, SKIPPED = "green", "amber", "red", "skipped"
 CLASSES = ("tie", "benign", "ambiguous", "non-benign")
 
 
@@ -44,16 +42,6 @@ class Measures(NamedTuple):
         return [stage["id"] for stage in self.stages if stage["verdict"] == verdict]
 
 
-def stage(id, name, verdict, value=None, gate=None, detail=None):
-    """A row of a report's table."""
-    return {"id": id, "name": name, "verdict": verdict, "value": value, "gate": gate, "detail": detail}
-
-
-def graded(value, amber, red):
-    """Green up to `amber`, red above `red`."""
-    return SKIPPED if value is None or np.isnan(value) else RED if value > red else AMBER if value > amber else GREEN
-
-
 def critical(positions, variants):
     """How many sigmas may be seen at one of so many positions of a clean engine, at the rate ALPHA.
 
@@ -62,82 +50,18 @@ def critical(positions, variants):
     return student_quantile(1 - ALPHA / (2 * max(1, positions)), variants + PSEUDO)
 
 
-# ---- differences ---------------------------------------------------------------------------------------------------
+def limits(sizes, gates):
+    """(amber, red) of a size to the median of the variants' sizes [J]: `gates`, or where one variant more may come out.
 
-
-def given(table):
-    """bool [N, K], where truth and engine have finite values."""
-    return np.isfinite(table.truth) & np.isfinite(table.engine)
-
-
-def centred(difference, truth, there):
-    """`difference` [..., N, K] less its mean by probability over `there`; 0 elsewhere."""
-    weights = np.where(there, np.exp(np.where(there, truth, 0)), 0)
-    mass = weights.sum(axis=-1, keepdims=True)
-    weights = np.divide(weights, mass, out=np.zeros_like(weights), where=mass > 0)
-    difference = np.where(there, difference, 0)
-    return np.where(there, difference - (weights * difference).sum(axis=-1, keepdims=True), 0)
-
-
-def likeliest(table, there, count=TOP):
-    """`there`, the `count` likeliest ids of each position alone."""
-    if table.truth.shape[1] <= count:
-        return there
-    among = np.where(there, table.truth, -np.inf)
-    bound = np.partition(among, -count, axis=-1)[:, -count][:, None]
-    return there & (among >= bound)
-
-
-def likeliest_columns(table, count=TOP):
-    """int64 [N, count], columns of the likeliest ids that have numbers, where the table is wider; else None."""
-    if table.truth.shape[1] <= count:
-        return None
-    return np.argpartition(np.where(given(table), -table.truth, np.inf), count - 1, axis=-1)[:, :count]
-
-
-def at_columns(values, columns):
-    """values [..., N, K] at columns [N, k]; all of them for None."""
-    if columns is None:
-        return values
-    return np.take_along_axis(values, np.broadcast_to(columns, (*values.shape[:-1], columns.shape[-1])), axis=-1)
-
-
-class Differences:
-    """Of a table: `.there` the ids they are about, `.engine` [N, K], `.jitters` [J, N, K], all centred."""
-
-    def __init__(self, table):
-        self.there = likeliest(table, given(table))
-        difference = np.where(self.there, table.engine - table.truth, 0)
-        self.engine = centred(difference, table.truth, self.there)
-        self.jitters = np.stack(
-            [
-                centred(np.where(self.there, values - table.truth, 0), table.truth, self.there)
-                for values in table.jitters
-            ]
-        )
-
-    def rms(self, difference, rows=slice(None)):
-        count = self.there[rows].sum()
-        return float(np.sqrt(np.square(difference[rows]).sum() / count)) if count else float("nan")
-
-    def ratio(self, rows=slice(None)):
-        """R: root mean square error to the median of the variants'."""
-        median = np.median([self.rms(each, rows) for each in self.jitters])
-        return self.rms(self.engine, rows) / median if median > 0 else float("nan")
-
-
-def gap(values, first, second):
-    """[..., N] of values [..., N, K]: the column `first` less the column `second` of each position."""
-    rows = np.arange(values.shape[-2])
-    return values[..., rows, first] - values[..., rows, second]
-
-
-def noise(table, other, spread=0.0):
-    """sigma [N] of the gap between the best column and `other`, drawn towards that of all positions."""
-    moved = gap(table.jitters - table.truth, table.best, other)
-    pooled = np.nanmean(np.square(gap(table.jitters - table.truth, table.best, table.second)))
-    own, count = np.nansum(np.square(moved), axis=0), np.isfinite(moved).sum(axis=0)
-    return np.sqrt((own + PSEUDO * pooled) / (count + PSEUDO) + spread**2)
+    Sizes of variants are taken as log-normal, and one more as a draw from what J of them say of it.
+    """
+    sizes = np.asarray(sizes, np.float64)
+    if len(sizes) < 2 or not (sizes > 0).all():
+        return gates
+    logs, middle = np.log(sizes), np.log(np.median(sizes))
+    step = logs.std(ddof=1) * np.sqrt(1 + 1 / len(sizes))
+    reach = [logs.mean() + student_quantile(1 - chance, len(sizes) - 1) * step - middle for chance in CHANCE]
+    return tuple(max(gate, float(np.exp(far))) for gate, far in zip(gates, reach, strict=True))
 
 
 # ---- divergences ---------------------------------------------------------------------------------------------------
@@ -201,8 +125,8 @@ def measure(table, spread=0.0, resolution=0.0, seed=0, path=""):
     _divergences(table, random, stats, stages, arrays)
     _choices(margin, pair, chosen & (other == table.best), chosen, kinds, stats, stages)
     _hot_spot(table, scaled, crit, stats, stages)
-    _profiles(table, scaled, random, stats, stages, arrays)
-    stats["rank"], stats["dp"], stats["ppl"] = _ranks(table), _likelihoods(table, "dp"), _likelihoods(table, "ppl")
+    profiles(table, scaled, random, stats, stages, arrays)
+    stats["rank"], stats["dp"], stats["ppl"] = ranks(table), likelihoods(table, "dp"), likelihoods(table, "ppl")
     flips = [
         {
             "prompt": int(table.prompt[n]), "pos": int(table.position[n]), "class": CLASSES[kinds[n] - 1],
@@ -236,7 +160,8 @@ def _ratio(table, differences, random, stats, stages, arrays):
     squares = np.array([_by_prompt(np.square(each), number) for each in (differences.engine, *differences.jitters)])
     low, high = _interval(lambda drawn: _drawn_ratio(squares[:, drawn], count[drawn]), len(prompts), random)
     stats["R"] = {"value": ratio, "ci": [low, high]}
-    stages.append(stage("R", "error against rounding", graded(ratio, *RATIO), ratio, RATIO[0]))
+    amber, red = limits([differences.rms(each) for each in differences.jitters], RATIO)
+    stages.append(stage("R", "error against rounding", graded(ratio, amber, red), ratio, amber))
     with np.errstate(invalid="ignore", divide="ignore"):
         own = np.sqrt(squares[0] / count) / np.median(np.sqrt(squares[1:] / count), axis=0)
     arrays["R_prompt"] = own
@@ -287,7 +212,8 @@ def _divergences(table, random, stats, stages, arrays):
         "p99": float(np.quantile(own, 0.99)), "max": float(own.max()), "kind": "full" if full else "top and tail",
         "ratio": ratio,
     }  # fmt: skip
-    stages.append(stage("KL", "divergence against rounding", graded(ratio, *DIVERGENCE), ratio, DIVERGENCE[0]))
+    amber, red = limits(jitters.mean(axis=-1), DIVERGENCE)
+    stages.append(stage("KL", "divergence against rounding", graded(ratio, amber, red), ratio, amber))
     variation, shannon, overlap = distances(table.truth, engine, full)
     for name, values in (("tv", variation), ("js", shannon), ("bc", overlap)):
         stats[name] = {"mean": float(values.mean()), "max": float(values.max()), "min": float(values.min())}
@@ -320,89 +246,6 @@ def _hot_spot(table, scaled, crit, stats, stages):
     stages.append(stage("Zmax", "largest single error", graded(value, crit, crit), value, crit, detail))
 
 
-def _profiles(table, scaled, random, stats, stages, arrays):
-    finite = np.isfinite(scaled)
-    squares, prompt, position = np.square(scaled[finite]), table.prompt[finite], table.position[finite]
-    late, early = _quarters(squares, prompt, position)
-    if min(len(late), len(early)) >= QUARTER and early.mean() > 0:
-        value = float(np.sqrt(late.mean() / early.mean()))
-        stats["profile"] = {"value": value, "positions": int(len(late))}
-        verdict = GREEN if PROFILE[0] <= value <= PROFILE[1] else AMBER
-        stages.append(stage("profile", "error late against early", verdict, value, f"{PROFILE[0]} to {PROFILE[1]}"))
-    probabilities = {}
-    for period in PERIODS:
-        means = _by_phase(np.sqrt(squares), position % period, period)
-        arrays[f"error_mod{period}"] = means
-        if len(squares) >= PERIODIC:
-            probabilities[period] = _permuted(np.sqrt(squares), position % period, period, random)
-    if probabilities:
-        stats["period"] = {str(period): p for period, p in probabilities.items()}
-        rejected = holm(list(probabilities.values()), 0.002)
-        least = min(probabilities.values())
-        stages.append(stage("period", "error by position mod 64, 128", AMBER if any(rejected) else GREEN, least, 0.001))
-
-
-def _quarters(squares, prompt, position):
-    late, early = [], []
-    for number in np.unique(prompt):
-        here = np.flatnonzero(prompt == number)
-        here = here[np.argsort(position[here], kind="stable")]
-        part = len(here) // 4
-        if part:
-            early.append(squares[here[:part]])
-            late.append(squares[here[-part:]])
-    none = np.empty(0)
-    return np.concatenate([none, *late]), np.concatenate([none, *early])
-
-
-def _by_phase(values, phase, period):
-    total, count = np.bincount(phase, weights=values, minlength=period), np.bincount(phase, minlength=period)
-    return np.divide(total, count, out=np.full(period, np.nan), where=count > 0)
-
-
-def _permuted(values, phase, period, random, draws=2000):
-    """How probable so large a mean at one phase is where phases do not matter."""
-    values = np.log1p(values)  # one large error is no period
-
-    def peak(values):
-        count = np.bincount(phase, minlength=period)
-        means = np.bincount(phase, weights=values - values.mean(), minlength=period)[count > 1] / count[count > 1]
-        return (means * np.sqrt(count[count > 1])).max() if means.size else 0.0
-
-    seen = peak(values)
-    return (1 + sum(peak(random.permutation(values)) >= seen for _ in range(draws))) / (1 + draws)
-
-
-def _ranks(table):
-    """Overlap of the likeliest ids, and how often the first is the same."""
-    there = given(table)
-    orders = [
-        np.argsort(-np.where(there, values, -np.inf), axis=-1, kind="stable") for values in (table.truth, table.engine)
-    ]
-    facts = {"same_top": float(np.mean(orders[0][:, 0] == orders[1][:, 0]))}
-    for k in (5, 20):
-        if table.truth.shape[1] >= k:
-            both = (orders[0][:, :k, None] == orders[1][:, None, :k]).any(axis=-1).sum(axis=-1)
-            facts[f"jaccard{k}"] = float(np.mean(both / (2 * k - both)))
-    return facts
-
-
-def _likelihoods(table, what):
-    """Of the tokens chosen: change of probability, or ratio of perplexities with its standard error."""
-    rows = np.flatnonzero(table.emitted >= 0)
-    ours, theirs = (values[rows, table.emitted[rows]] for values in (table.truth, table.engine))
-    there = np.isfinite(ours) & np.isfinite(theirs)
-    if not there.any():
-        return None
-    ours, theirs = ours[there], theirs[there]
-    if what == "dp":
-        change = np.exp(theirs) - np.exp(ours)
-        return {"mean": float(change.mean()), "rms": float(np.sqrt(np.mean(change**2)))}
-    change = ours - theirs
-    ratio = float(np.exp(change.mean()))
-    return {"ratio": ratio, "se": ratio * float(change.std() / np.sqrt(len(change)))}
-
-
 def prefill_against_decode(prefill, decode):
     """(R_PD, stage) of the positions that both tables have: decode against prefill, two noises added in quadrature."""
     one, two = both_paths(prefill, decode)
@@ -411,19 +254,8 @@ def prefill_against_decode(prefill, decode):
     there = likeliest(one, given(one) & given(two))
     moved = centred(two.engine - one.engine, one.truth, there)
     jitters = [centred(each - one.truth, one.truth, there) for each in one.jitters]
-    middle = np.sqrt(2) * np.median([np.sqrt(np.square(each).sum()) for each in jitters])
+    sizes = np.sqrt(2) * np.array([np.sqrt(np.square(each).sum()) for each in jitters])
+    middle = np.median(sizes)
     value = float(np.sqrt(np.square(moved).sum()) / middle) if middle > 0 else float("nan")
-    return value, stage("PD", "decode against prefill", graded(value, *RATIO), value, RATIO[0])
-
-
-def rl_block(reference, engine):
-    """Figures of importance weights, of log-probabilities [N] of the tokens a policy was given."""
-    r = np.asarray(reference, np.float64) - np.asarray(engine, np.float64)
-    weights = np.exp(r)
-    return {
-        "mean_exp_abs": float(np.exp(np.abs(r)).mean()),
-        "k3": float(np.mean(weights - 1 - r)),
-        "quantiles": [float(x) for x in np.quantile(weights, [0.01, 0.5, 0.99])],
-        "outside": float(np.mean((weights < 0.5) | (weights > 2))),
-        "ess": float(weights.sum() ** 2 / np.square(weights).sum() / len(r)),
-    }
+    amber, red = limits(sizes, RATIO)
+    return value, stage("PD", "decode against prefill", graded(value, amber, red), value, amber)
