@@ -262,4 +262,5 @@ def test_figures_of_a_comparison_fit_the_document_and_the_page():
     Whole(source)
     for title in ("Margins", "Divergence", "Error by prompt", "Distribution of errors", "Tokens that differ"):
         assert f">{title}</h2>" in source
-    assert re.search(r"PR error against rounding +\d+\.\d+ +1\.5 +red", made.text(200))
+    told = re.search(r"PR error against rounding +([\d.]+) +([\d.]+) +red", made.text(200))
+    assert told and float(told[1]) > float(told[2]) >= 1.5  # no gate is narrower, whatever the variants are
