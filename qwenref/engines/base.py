@@ -76,6 +76,24 @@ class Prompt(NamedTuple):
     ids: list | None
 
 
+class Closing:
+    """What the adapters of this package have in common: an engine is a context that closes it, and says its name."""
+
+    name = None
+
+    def close(self):
+        """Let go of what is held; of nothing here."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        self.close()
+
+    def __repr__(self):
+        return f"<engine {self.name}>"
+
+
 class Engine(Protocol):
     name: str
 

@@ -21,7 +21,7 @@ import functools
 from qwenref.compare.errors import EngineContractViolation
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Prompt, Scores
-from qwenref.engines.served import UNBOUNDED, Served, dense_rows, listed, row_of, sha256, with_own
+from qwenref.engines.served import SAME_NAMES, UNBOUNDED, Served, dense_rows, row_with, sha256
 from qwenref.engines.stepping import lacks
 
 FORCED = 1000.0  # added to the logit of the id that is to come next
@@ -41,11 +41,7 @@ class LlamaServer(Served):
         "xtc_probability": 0, "mirostat": 0, "adaptive_target": -1, "seed": 0, "stop": [], "ignore_eos": False,
         "n_keep": -1,
     }  # fmt: skip
-    SPELLED = {
-        "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed",
-        "repetition_penalty": "repeat_penalty", "presence_penalty": "presence_penalty",
-        "frequency_penalty": "frequency_penalty", "ignore_eos": "ignore_eos",
-    }  # fmt: skip
+    SPELLED = {**SAME_NAMES, "repetition_penalty": "repeat_penalty"}
 
     def probed(self):
         """Every log-probability, of a prompt too; the vocabulary is asked for."""
@@ -173,5 +169,5 @@ class LlamaServer(Served):
 
     def _row(self, entry, k, id):
         top = entry["top_logprobs"]
-        values = listed([(item["id"].whole(), item["logprob"].logprob()) for item in top.items()], top.place)
-        return row_of(with_own(values, id, entry["logprob"]), k, self.vocab, top.place, id)
+        pairs = [(item["id"].whole(), item["logprob"].logprob()) for item in top.items()]
+        return row_with(pairs, entry["logprob"], k, self.vocab, top.place, id)

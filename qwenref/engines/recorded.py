@@ -5,7 +5,7 @@ from pathlib import Path
 from qwenref.checks import is_whole
 from qwenref.compare.errors import NotRecorded
 from qwenref.engines import checked, run_file, run_imports
-from qwenref.engines.base import ALL, Capabilities, Completion, Scores
+from qwenref.engines.base import ALL, Capabilities, Closing, Completion, Scores
 from qwenref.errors import compose
 
 KINDS = ("raw", "processed", "unknown")
@@ -18,7 +18,7 @@ def open(rest, *, name=None):
     return Recorded(run, name or f"{run.header.get('engine', {}).get('name') or 'run'} ({Path(rest).name})")
 
 
-class Recorded:
+class Recorded(Closing):
     """A `run_file.Run` as an engine."""
 
     asks_again = False  # a second answer would be the first one again
@@ -77,9 +77,6 @@ class Recorded:
         header = self.run.header
         return {**header.get("engine", {}), "model": header.get("model", {}), "recorded": True}
 
-    def close(self):
-        """Nothing is held."""
-
     def tokenize(self, text):
         raise self._not_recorded("ids of a text", ())
 
@@ -88,12 +85,6 @@ class Recorded:
 
     def activations(self, ids, sites):
         raise self._not_recorded("activations", ())
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *raised):
-        self.close()
 
     def __repr__(self):
         return f"<engine {self.name}: {len(self.run.records)} records>"

@@ -9,18 +9,19 @@ import numpy as np
 from qwenref.checks import is_whole
 from qwenref.compare.errors import BadLogprobs, EngineContractViolation, EngineRejected
 from qwenref.engines import checked
-from qwenref.engines.base import ALL, Capabilities, Row
+from qwenref.engines.base import ALL, Capabilities, Closing, Row
 from qwenref.engines.http import SMALL, Client
-from qwenref.engines.stepping import SAMPLING, lacks
+from qwenref.engines.stepping import SAMPLING, lacks, named
 from qwenref.errors import CapabilityMissing, InputError, compose
 
 ENTRY = 400  # bytes that one log-probability may take: id, number, the token as text and in bytes
 SAME = 1e-3  # two ways in which an engine writes one log-probability differ by rounding alone
 ROUNDING = 1e-6  # what the order of a list may be off by
+SAME_NAMES = {name: name for name in SAMPLING}  # of an engine that spells sampling as a request here does
 UNBOUNDED = 1 << 16  # log-probabilities a position, where the server has no bound and does not tell its vocabulary
 
 
-class Served:
+class Served(Closing):
     """Base of engines over HTTP.  An adapter says what its server gives, spells requests and reads answers.
 
     model        the name the server knows its model by, asked of /v1/models without
@@ -91,15 +92,6 @@ class Served:
     def close(self):
         self.client.close()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *raised):
-        self.close()
-
-    def __repr__(self):
-        return f"<engine {self.name}>"
-
     # For adapters
 
     def count(self, k, most, what):
@@ -112,9 +104,7 @@ class Served:
     def sampling(self, request):
         """The fields of `NEUTRAL`, changed by what is asked for, as this engine spells it."""
         fields = dict(self.NEUTRAL)
-        for name, value in (request or {}).items():
-            if name not in SAMPLING:
-                raise InputError(compose(f"{self.name}: sampling", found=repr(name), expected=", ".join(SAMPLING)))
+        for name, value in named(request, self.name).items():
             if name not in self.SPELLED:
                 raise lacks(self.name, f"sampling with {name}")
             if value is not None:
@@ -238,6 +228,11 @@ def row_of(values, k, vocab, where, chosen=None):
         keep = row.ids != chosen if row.ids[k:].tolist() == [chosen] else slice(0, k)
         row = Row(row.ids[keep], row.logprobs[keep], row.chosen, row.chosen_logprob)
     return row
+
+
+def row_with(pairs, own, k, vocab, where, chosen):
+    """`Row` of a list of (id, log-probability), the likeliest first, and the chosen id's own value, a `Field`."""
+    return row_of(with_own(listed(pairs, where), chosen, own), k, vocab, where, chosen)
 
 
 def sha256(text):

@@ -20,7 +20,7 @@ is read as 1 with the likeliest id taken, so those of greedy requests are of sof
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Scores
-from qwenref.engines.served import UNBOUNDED, Served, dense_rows, listed, row_of, with_own
+from qwenref.engines.served import SAME_NAMES, UNBOUNDED, Served, dense_rows, row_with
 
 FINISH = {"stop": "stop", "length": "length", "abort": "cancelled"}
 TOLD = {  # of /get_server_info: our name -> its names, the first that is there
@@ -47,12 +47,7 @@ class SGLang(Served):
         "frequency_penalty": 0, "sampling_seed": 0, "stop": [], "stop_token_ids": [], "ignore_eos": False,
         "skip_special_tokens": False, "spaces_between_special_tokens": False, "no_stop_trim": True,
     }  # fmt: skip
-    SPELLED = {
-        "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "sampling_seed",
-        "repetition_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
-        "frequency_penalty": "frequency_penalty", "ignore_eos": "ignore_eos",
-    }  # fmt: skip
-
+    SPELLED = {**SAME_NAMES, "seed": "sampling_seed"}
     OPTIONAL = ("sampling_seed", "no_stop_trim", "spaces_between_special_tokens")
 
     def probed(self):
@@ -144,6 +139,6 @@ class SGLang(Served):
             if t == 0 and side == "input" and top.value is None:
                 rows.append(None)
                 continue
-            values = listed([(pair[1].whole(0), pair[0].logprob()) for pair in top.items()], top.place)
-            rows.append(row_of(with_own(values, id, entry[0]), k, self.vocab, top.place, id))
+            pairs = [(pair[1].whole(0), pair[0].logprob()) for pair in top.items()]
+            rows.append(row_with(pairs, entry[0], k, self.vocab, top.place, id))
         return ids, rows

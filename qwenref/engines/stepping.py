@@ -4,7 +4,7 @@ import numpy as np
 
 from qwenref import sampling
 from qwenref.engines import checked
-from qwenref.engines.base import ALL, Capabilities, Completion, Prompt, Scores
+from qwenref.engines.base import ALL, Capabilities, Closing, Completion, Prompt, Scores
 from qwenref.errors import CapabilityMissing, InputError, compose
 
 KEPT_LOGITS = 2**28  # `Scores.dense` is left out above so many: 1 GiB
@@ -17,7 +17,7 @@ SAMPLING = (
 )  # fmt: skip
 
 
-class Stepping:
+class Stepping(Closing):
     """Base of engines that give all logits; an adapter adds loading, `config()` and three things more.
 
     vocab, limit, stop_ids   logit rows, positions (None: unknown), ids that end a text
@@ -27,7 +27,6 @@ class Stepping:
     A single id that is fed goes the way of decoding, several the way of a prompt.
     """
 
-    name = None
     vocab = limit = None
     stop_ids = ()
     order = "hf"  # of the steps of sampling: those of the engine
@@ -99,18 +98,6 @@ class Stepping:
     def activations(self, ids, sites):
         raise lacks(self.name, "activations")
 
-    def close(self):
-        """Let go of the model."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *raised):
-        self.close()
-
-    def __repr__(self):
-        return f"<engine {self.name}>"
-
     def _needs_tokenizer(self, what):
         if self.tokenizer is None:
             raise lacks(self.name, what, "its folder has no tokenizer")
@@ -121,12 +108,18 @@ def lacks(engine, what, why=None):
     return CapabilityMissing(compose(f"{engine}: no {what}", found=why, do="engine.capabilities() says what it gives"))
 
 
-def chooser(request, order, where):
-    """(function of logits [vocab], ids so far, length of the prompt -> id, whether stop ids end nothing)."""
+def named(request, where):
+    """A request for sampling as a dict of its own; InputError for a name that is none of `SAMPLING`."""
     request = dict(request or {})
     for name in request:
         if name not in SAMPLING:
-            raise InputError(compose(f"{where}: sampling", found=f"{name!r}", expected=", ".join(SAMPLING)))
+            raise InputError(compose(f"{where}: sampling", found=repr(name), expected=", ".join(SAMPLING)))
+    return request
+
+
+def chooser(request, order, where):
+    """(function of logits [vocab], ids so far, length of the prompt -> id, whether stop ids end nothing)."""
+    request = named(request, where)
     ignore_eos, seed = bool(request.pop("ignore_eos", False)), request.pop("seed", 0)
     request = {name: value for name, value in request.items() if value is not None}
     request.setdefault("temperature", 0)

@@ -16,7 +16,7 @@ GET /info          model_id, model_sha, model_dtype, version, max_total_tokens
 
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines.base import ALL, Capabilities, Completion
-from qwenref.engines.served import Served, listed, most_allowed, row_of, with_own
+from qwenref.engines.served import Served, most_allowed, row_with
 from qwenref.engines.spelled import as_text
 
 TOO_MANY = 10**8
@@ -108,6 +108,6 @@ class TGI(Served):
         rows = []
         for token, top in zip(tokens, tops, strict=True):
             id = token["id"].id(self.vocab)
-            values = listed([(item["id"].id(self.vocab), item["logprob"].logprob()) for item in top.items()], top.place)
-            rows.append(row_of(with_own(values, id, token["logprob"]), k, self.vocab, top.place, id))
+            pairs = [(item["id"].id(self.vocab), item["logprob"].logprob()) for item in top.items()]
+            rows.append(row_with(pairs, token["logprob"], k, self.vocab, top.place, id))
         return rows

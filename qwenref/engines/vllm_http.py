@@ -18,7 +18,7 @@ softmax(logits) in any case.  On a CPU, version 0.32 ends at a prompt of one id 
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Prompt, Scores
-from qwenref.engines.served import Served, dense_rows, most_allowed, row_of, table, with_own
+from qwenref.engines.served import SAME_NAMES, Served, dense_rows, most_allowed, row_of, table, with_own
 
 TOO_MANY = 10**8  # log-probabilities that no server gives: it says how many it does
 MARK = "token_id:"
@@ -37,13 +37,7 @@ class VLLM(Served):
         "frequency_penalty": 0, "seed": 0, "stop": [], "stop_token_ids": [], "ignore_eos": False,
         "skip_special_tokens": False, "spaces_between_special_tokens": False, "add_special_tokens": False,
     }  # fmt: skip
-    SPELLED = {
-        name: name
-        for name in (
-            "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-            "seed", "ignore_eos",
-        )
-    }  # fmt: skip
+    SPELLED = SAME_NAMES
     OPTIONAL = ("spaces_between_special_tokens",)
 
     def probed(self):
