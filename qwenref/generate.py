@@ -22,7 +22,7 @@ from qwenref.progress import Progress
 from qwenref.rendering import Rendered  # noqa: F401 - what `render` returns
 from qwenref.sampling import generator, pick, refuse_non_finite
 from qwenref.step import check_cache
-from qwenref.tokenizer import find_stop_ids
+from qwenref.tokenizer import stop_ids
 
 _GUARD = "qwenref.check_finite(model) names the first value that is not finite, and what made it"
 PROMPT_LOGITS = 2**22  # how many logits of a prompt are held at a time while it is scored
@@ -260,8 +260,7 @@ class _Stop(NamedTuple):
 
 def _stop_rule(stop, model, tokenizer):
     vocab = model.config.text_config.vocab_size
-    own = find_stop_ids(model.path).ids if model.path is not None else ()
-    own = tokenizer.stop.ids if tokenizer is not None else own
+    own = stop_ids(model) if tokenizer is None else tokenizer.stop.ids
     if stop is None:
         return _Stop(frozenset(own), ())
     given = list(stop) if is_row(stop) or isinstance(stop, (set, frozenset)) else [stop]

@@ -359,6 +359,11 @@ def find_stop_ids(folder, eos_id=None):
     return StopIds(ids, sources)
 
 
+def stop_ids(model):
+    """Ids that end a text by the files of a model's checkpoint; none of a model that was opened from no folder."""
+    return () if model.path is None else find_stop_ids(model.path).ids
+
+
 def _id_tuple(value, where):
     if value is None:
         return None

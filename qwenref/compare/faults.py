@@ -12,10 +12,10 @@ Not here: experts, which no dense model has; a pattern of layers off by one, for
 a history that were kept, which no prompt without them can tell.
 """
 
-from qwenref.compare import (  # noqa: F401 - they fill the library
+from qwenref.compare import (  # noqa: F401, I001 - they fill the library, in this order
+    faults_prompt,
     faults_drawing,
     faults_ops,
-    faults_prompt,
     faults_semantics,
     faults_state,
     faults_weights,

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 
 from qwenref.compare.faults_base import add
-from qwenref.compare.faults_prompt import stop_ids
 from qwenref.sampling import Sampler
+from qwenref.tokenizer import stop_ids
 
 NEVER = -1e30  # a logit of what is never drawn, where a sampler takes numbers alone
 

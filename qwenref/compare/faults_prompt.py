@@ -11,7 +11,7 @@ import re
 from qwenref.compare.faults_base import add
 from qwenref.errors import CapabilityMissing
 from qwenref.hub import read_json
-from qwenref.tokenizer import find_stop_ids
+from qwenref.tokenizer import stop_ids
 from qwenref.tokenizer_facts import PATTERNS, PROBES
 
 _BEGIN, _END = "<|im_start|>", "<|im_end|>"
@@ -41,11 +41,6 @@ def begin_id(model):
     if model.path is not None:
         named.insert(0, read_json(model.path / "generation_config.json").get("bos_token_id"))
     return next((id for id in named if isinstance(id, int)), None)
-
-
-def stop_ids(model):
-    """The ids a text ends at, by the files of the checkpoint."""
-    return () if model.path is None else find_stop_ids(model.path).ids
 
 
 # ---- by ids --------------------------------------------------------------------------------------------------------

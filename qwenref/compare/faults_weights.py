@@ -7,6 +7,7 @@ import numpy as np
 
 from qwenref.compare.faults_base import add
 from qwenref.compare.faults_model import Ops, Weights
+from qwenref.compare.faults_ops import has_delta
 from qwenref.parameter import Parameter
 
 _KEPT = 1 << 29  # bytes of rounded weights a faulty model holds; those above are made again in each call
@@ -134,7 +135,7 @@ _weights("shards-swapped", "the two halves of a down projection have changed pla
          sites=_halves, family="shards")
 _weights("transposed", "a square matrix is transposed", _transposed, sites=_with_square)
 _weights("keys-small", "keys of DeltaNet a thousandth as long: a probe for eps", _small_keys, None, hypothesis=False,
-         applies=lambda model: "linear_attention" in model.config.text_config.layer_types)
+         applies=has_delta)
 # fmt: on
 
 

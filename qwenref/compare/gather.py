@@ -9,14 +9,13 @@ import numpy as np
 import qwenref
 from qwenref.compare.errors import EngineContractViolation, NotRecorded, VocabMismatch
 from qwenref.compare.evidence import Difference, Evidence, Trajectory
-from qwenref.compare.scoring import continued
+from qwenref.compare.scoring import SMALL, continued
 from qwenref.engines.base import ALL
 from qwenref.engines.model_files import model_facts
 from qwenref.errors import CapabilityMissing, compose
-from qwenref.tokenizer import find_stop_ids
+from qwenref.tokenizer import stop_ids
 
 LISTED = 20  # log-probabilities asked for at a position of a large vocabulary
-SMALL = 4096  # a vocabulary all of which is asked for
 REPEATS = 3  # equal requests
 _HASHES = ("config_sha256", "tokenizer_sha256", "template_sha256", "generation_config_sha256")
 
@@ -37,11 +36,6 @@ def listed(vocab, limit):
     if limit == ALL:
         return ALL if vocab <= SMALL else LISTED
     return min(limit, vocab, LISTED)
-
-
-def stop_ids(model):
-    """Ids that end a text, by the checkpoint."""
-    return () if model.path is None else tuple(find_stop_ids(model.path).ids)
 
 
 # ---- S0: who it is -------------------------------------------------------------------------------------------------
@@ -72,7 +66,7 @@ def _known_ids(model):
     """How many ids have a token."""
     try:
         return len(model.tokenizer)
-    except (CapabilityMissing, TypeError):
+    except CapabilityMissing:
         return model.config.text_config.vocab_size
 
 
@@ -250,9 +244,7 @@ def _output(model, done, seen):
     ids, stops = list(ids), stop_ids(model)
     if done.finish == "stop" and done.stop_id is not None and ids[-1:] != [done.stop_id]:
         ids.append(done.stop_id)
-    closing = (
-        done.finish == "stop" and bool(stops) and ids[-1:] != [done.stop_id] and ids[-1:] not in [[s] for s in stops]
-    )
+    closing = done.finish == "stop" and bool(stops) and not (ids and ids[-1] in (done.stop_id, *stops))
     if closing:
         ids.append(stops[0])
     rows += [None] * (len(ids) - len(rows))

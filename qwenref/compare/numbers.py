@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qwenref.compare.scoring import PLAIN, TRUTH, Task, score
+from qwenref.compare.scoring import PLAIN, SMALL, TRUTH, Task, score
 from qwenref.compare.table import Table
 
 BEFORE = 512  # positions of a long prompt that are scored, the last ones
@@ -22,7 +22,7 @@ class Numbers:
         vocab = model.config.text_config.vocab_size
         positions = sum(len(way.ids) - first for way, first in zip(self.ways, self.first, strict=True))
         held = positions * vocab * (len(self.variants) + 4)
-        self.whole = vocab <= 4096 and held <= FULL
+        self.whole = vocab <= SMALL and held <= FULL
         self.top = vocab if self.whole else TOP
         self._run = run
         self.truths = run(model, [self.task(n, truth) for n in range(len(self.ways))])

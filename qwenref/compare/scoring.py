@@ -16,6 +16,7 @@ from qwenref.numerics import jitter, numerics
 from qwenref.pictures import as_text
 
 AT_ONCE = 2**26  # logits of one call
+SMALL = 4096  # a vocabulary that is compared as a whole
 BLOCK = 64  # calls end at multiples of it, where variants that take tokens 64 at a time begin anew
 
 TRUTH = ("truth", "fp64")

@@ -11,7 +11,7 @@ from qwenref.engines.stepping import Stepping, lacks
 from qwenref.numerics import profile
 from qwenref.pictures import as_text
 from qwenref.rounding import POINTS
-from qwenref.tokenizer import find_stop_ids
+from qwenref.tokenizer import stop_ids
 
 
 def open(rest, *, numerics="fp32", name=None):
@@ -31,7 +31,7 @@ class Reference(Stepping):
         text = model.config.text_config
         self.vocab, self.limit = text.vocab_size, text.max_position_embeddings
         self.in_pieces = self.profile.splits_freely
-        self.stop_ids = () if model.path is None else find_stop_ids(model.path).ids
+        self.stop_ids = stop_ids(model)
         self._cache = None
 
     def capabilities(self):
