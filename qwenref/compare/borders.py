@@ -6,11 +6,12 @@ two largest logits; sigma is how far that distance moves between roundings that 
 
 import numpy as np
 
+from qwenref.compare.differences import shrunk
+from qwenref.compare.table import two_best
 from qwenref.numerics import jitter, numerics
 
 LEAST, MOST = 1.0, 10.0  # margins of a border, in sigma
 SHORTEST = 16  # tokens of a border prompt
-_SHRINK = 4  # a place's own sigma counts as J observations, that of all places together as this many
 
 
 def borders(model, texts, count, jitters=4):
@@ -36,22 +37,13 @@ def ratios(model, ids, jitters=4):
     """float64 [len(ids)], the margin of the token behind each id in sigma."""
     with numerics("fp32"):
         logits = model([ids]).logits[0]
-    rows, best = np.arange(len(logits)), _two_best(logits)
+    rows, best = np.arange(len(logits)), two_best(logits)
     margin = _gap(logits, rows, best)
     moved = np.empty((jitters, len(ids)))
     for seed in range(jitters):
         with jitter(seed):
             moved[seed] = _gap(model([ids]).logits[0], rows, best) - margin
-    own, pooled = np.sum(moved**2, axis=0), np.mean(moved**2)
-    return margin / np.sqrt((own + _SHRINK * pooled) / (jitters + _SHRINK))
-
-
-def _two_best(logits):
-    """int64 [2, T]: the largest logit and the second, the lower id first among equals."""
-    first = logits.argmax(axis=1)
-    rest = logits.copy()
-    rest[np.arange(len(rest)), first] = -np.inf
-    return first, rest.argmax(axis=1)
+    return margin / np.sqrt(shrunk(moved, np.mean(moved**2)))
 
 
 def _gap(logits, rows, best):

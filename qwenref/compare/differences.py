@@ -4,6 +4,8 @@ They are centred at every position by their mean over the ids the engine gave, w
 a normalisation over other ids than the vocabulary cancels.
 """
 
+import functools
+
 import numpy as np
 
 PSEUDO = 4  # a position's own noise counts as J observations, that of all positions as so many
@@ -61,14 +63,19 @@ class Differences:
             ]
         )
 
-    def rms(self, difference, rows=slice(None)):
-        count = self.there[rows].sum()
-        return float(np.sqrt(np.square(difference[rows]).sum() / count)) if count else float("nan")
+    def rms(self, difference):
+        count = self.there.sum()
+        return float(np.sqrt(np.square(difference).sum() / count)) if count else float("nan")
 
-    def ratio(self, rows=slice(None)):
+    @functools.cached_property
+    def sizes(self):
+        """[J] of the variants' root mean square errors."""
+        return [self.rms(each) for each in self.jitters]
+
+    def ratio(self):
         """R: root mean square error to the median of the variants'."""
-        median = np.median([self.rms(each, rows) for each in self.jitters])
-        return self.rms(self.engine, rows) / median if median > 0 else float("nan")
+        median = np.median(self.sizes)
+        return self.rms(self.engine) / median if median > 0 else float("nan")
 
 
 def gap(values, first, second):
@@ -81,5 +88,10 @@ def noise(table, other, spread=0.0):
     """sigma [N] of the gap between the best column and `other`, drawn towards that of all positions."""
     moved = gap(table.jitters - table.truth, table.best, other)
     pooled = np.nanmean(np.square(gap(table.jitters - table.truth, table.best, table.second)))
+    return np.sqrt(shrunk(moved, pooled) + spread**2)
+
+
+def shrunk(moved, pooled):
+    """Mean square [...] of what J variants moved [J, ...], NaN left out, drawn towards that of all places together."""
     own, count = np.nansum(np.square(moved), axis=0), np.isfinite(moved).sum(axis=0)
-    return np.sqrt((own + PSEUDO * pooled) / (count + PSEUDO) + spread**2)
+    return (own + PSEUDO * pooled) / (count + PSEUDO)

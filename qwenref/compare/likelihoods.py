@@ -19,20 +19,20 @@ def ranks(table):
     return facts
 
 
-def likelihoods(table, what):
-    """Of the tokens chosen: change of probability, or ratio of perplexities with its standard error."""
+def likelihoods(table):
+    """Of the tokens chosen: change of probability, and ratio of perplexities with its standard error; None of none."""
     rows = np.flatnonzero(table.emitted >= 0)
     ours, theirs = (values[rows, table.emitted[rows]] for values in (table.truth, table.engine))
     there = np.isfinite(ours) & np.isfinite(theirs)
     if not there.any():
-        return None
+        return None, None
     ours, theirs = ours[there], theirs[there]
-    if what == "dp":
-        change = np.exp(theirs) - np.exp(ours)
-        return {"mean": float(change.mean()), "rms": float(np.sqrt(np.mean(change**2)))}
-    change = ours - theirs
-    ratio = float(np.exp(change.mean()))
-    return {"ratio": ratio, "se": ratio * float(change.std() / np.sqrt(len(change)))}
+    change, moved = np.exp(theirs) - np.exp(ours), ours - theirs
+    ratio = float(np.exp(moved.mean()))
+    return (
+        {"mean": float(change.mean()), "rms": float(np.sqrt(np.mean(change**2)))},
+        {"ratio": ratio, "se": ratio * float(moved.std() / np.sqrt(len(moved)))},
+    )
 
 
 def rl_block(reference, engine):

@@ -15,6 +15,7 @@ from qwenref.compare.differences import TOP, centred
 from qwenref.compare.errors import BadTokenIds
 from qwenref.compare.report import Report
 from qwenref.errors import compose
+from qwenref.logprobs import log_softmax
 from qwenref.numerics import active, jitter, numerics
 from qwenref.sites import ROOTS, Watcher
 
@@ -242,7 +243,7 @@ class _Runs:
     def _likeliest(self, hidden):
         found = [(np.argsort(-rows, axis=-1, kind="stable")[:, :TOP], rows) for _, rows in self._blocks(hidden)]
         support = np.concatenate([ids for ids, _ in found])
-        shifted = [np.take_along_axis(rows - _log_sum(rows), ids, axis=-1) for ids, rows in found]
+        shifted = [np.take_along_axis(log_softmax(rows), ids, axis=-1) for ids, rows in found]
         return support, np.concatenate(shifted)
 
     def _at(self, hidden):
@@ -306,11 +307,6 @@ class _Runs:
                     text.norm(text.run(hidden=hidden, start=layer)) if layer < len(text.layers) else text.norm(hidden)
                 )
             return self._at(hidden[0])
-
-
-def _log_sum(rows):
-    top = rows.max(axis=-1, keepdims=True)
-    return top + np.log(np.exp(rows - top).sum(axis=-1, keepdims=True))
 
 
 def _conclusion(places, first, layers):

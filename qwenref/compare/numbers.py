@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from qwenref.compare.differences import TOP
 from qwenref.compare.scoring import PLAIN, SMALL, TRUTH, Task, score
-from qwenref.compare.table import Table
+from qwenref.compare.table import Table, two_best
 
 BEFORE = 512  # positions of a long prompt that are scored, the last ones
 FULL = 2**26  # values of all tables together up to which whole small vocabularies are held
-TOP = 20
 
 
 class Numbers:
@@ -46,24 +46,23 @@ class Numbers:
 
     def table(self, path, which=None):
         """Table of the trajectories that have rows of "prefill" or of "decode"."""
-        parts = []
-        for n, way in enumerate(self.ways):
-            rows = getattr(way, path)
-            if rows is not None and (which is None or n in which):
-                parts.append(self._part(n, way, rows, path))
-        return Table.concatenate(parts)
+        which = range(len(self.ways)) if which is None else sorted(which)
+        return Table.concatenate(self._part(n, path) for n in which if getattr(self.ways[n], path) is not None)
 
-    def _part(self, n, way, rows, path):
-        decode = path == "decode"
-        skip = way.start - self.first[n] if decode else 0
-        rows = rows if decode else rows[self.first[n] - 1 :]
+    def _rows(self, n, path):
+        """(a trajectory's rows of this path where it is scored, scored positions before the first)."""
+        way, first = self.ways[n], self.first[n]
+        return (way.decode, way.start - first) if path == "decode" else (way.prefill[first - 1 :], 0)
+
+    def _part(self, n, path):
+        way, (rows, skip) = self.ways[n], self._rows(n, path)
         truth, support = self.truths[n].logprobs[skip:], self.truths[n].support[skip:]
         engine, choice = _aligned(rows, support)
-        if decode:
+        if path == "decode":
             choice = np.array(way.ids[way.start :], np.int64)
             if way.closing:
                 choice[-1] = -1
-        best, second = _two_best(truth)
+        best, second = two_best(truth)
         return Table(
             prompt=np.full(len(rows), way.prompt),
             way=np.full(len(rows), n),
@@ -82,11 +81,10 @@ class Numbers:
         """Whether every number the engine gave is that of the reference in float32, to the bit."""
         some = False
         for n, way in enumerate(self.ways):
-            for path, skip in (("prefill", 0), ("decode", way.start - self.first[n])):
-                rows = getattr(way, path)
-                if rows is None:
+            for path in ("prefill", "decode"):
+                if getattr(way, path) is None:
                     continue
-                rows = rows[self.first[n] - 1 :] if path == "prefill" else rows
+                rows, skip = self._rows(n, path)
                 given, _ = _aligned(rows, self.plain[n].support[skip:])
                 there = ~np.isnan(given)
                 some |= bool(there.any())
@@ -127,10 +125,3 @@ def _column(support, ids):
     """int64 [T], where each id stands among its position's columns; -1 for none."""
     here = (support == ids[:, None]) & (ids >= 0)[:, None]
     return np.where(here.any(axis=-1), here.argmax(axis=-1), -1)
-
-
-def _two_best(truth):
-    values = np.where(np.isnan(truth), -np.inf, truth)
-    best = values.argmax(axis=-1)
-    values[np.arange(len(values)), best] = -np.inf
-    return best, values.argmax(axis=-1)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwenref.compare.differences import PSEUDO, at_columns, centred, given, likeliest_columns
+from qwenref.compare.differences import at_columns, centred, given, likeliest_columns, shrunk
 from qwenref.compare.table import both_paths
 
 TOLERANCE = 0.02  # of a slope, besides two standard errors
@@ -216,12 +216,11 @@ def _weights(table, there):
     """One over the square of each number's noise, drawn towards that of all; 0 where there is none."""
     if not len(table.jitters):
         return there.astype(np.float64)
-    squares = np.stack([centred(values - table.truth, table.truth, there) for values in table.jitters]) ** 2
-    pooled = squares[:, there].mean() if there.any() else 0.0
+    moved = np.stack([centred(values - table.truth, table.truth, there) for values in table.jitters])
+    pooled = np.square(moved[:, there]).mean() if there.any() else 0.0
     if pooled == 0:
         return there.astype(np.float64)
-    noise = (squares.sum(axis=0) + PSEUDO * pooled) / (len(squares) + PSEUDO)
-    return np.where(there, pooled / noise, 0)
+    return np.where(there, pooled / shrunk(moved, pooled), 0)
 
 
 def _counts(support, contexts, lengths):

@@ -1,7 +1,6 @@
 """How far an engine is from the truth, in units of how far rounding moves the reference: arrays in, figures out.
 
-Differences of log-probabilities are centred at every position by their mean over the ids the engine gave, weighted with
-the truth's probabilities: a normalisation over other ids than the vocabulary cancels.  Columns are the ids of a Table.
+Columns are the ids of a Table; `differences` says what an error is.
 """
 
 from typing import NamedTuple
@@ -15,8 +14,8 @@ from qwenref.compare.profiles import profiles
 from qwenref.compare.stages import AMBER, GREEN, RED, SKIPPED, graded, stage
 from qwenref.compare.table import both_paths
 
-# Gates and constants, from simulations of 30 clean engines and 21 kinds of faults on an 8-layer hybrid model, held
-# against the embedded model by `compare.selftest`; CHANCE is of 96 variants of the embedded model, each as an engine.
+# Gates and constants, from simulations of 30 clean engines and 21 kinds of faults on an 8-layer hybrid model; CHANCE is
+# of 96 variants of the embedded model, each as an engine.
 ALPHA = 0.01  # chance of an alarm in a whole run
 SURE = 4.0  # sigmas: a choice with a larger margin has to agree
 AMBIGUOUS = 2  # so many flips between SURE and the critical value are to be expected
@@ -126,7 +125,8 @@ def measure(table, spread=0.0, resolution=0.0, seed=0, path=""):
     _choices(margin, pair, chosen & (other == table.best), chosen, kinds, stats, stages)
     _hot_spot(table, scaled, crit, stats, stages)
     profiles(table, scaled, random, stats, stages, arrays)
-    stats["rank"], stats["dp"], stats["ppl"] = ranks(table), likelihoods(table, "dp"), likelihoods(table, "ppl")
+    stats["rank"] = ranks(table)
+    stats["dp"], stats["ppl"] = likelihoods(table)
     flips = [
         {
             "prompt": int(table.prompt[n]), "pos": int(table.position[n]), "class": CLASSES[kinds[n] - 1],
@@ -160,7 +160,7 @@ def _ratio(table, differences, random, stats, stages, arrays):
     squares = np.array([_by_prompt(np.square(each), number) for each in (differences.engine, *differences.jitters)])
     low, high = _interval(lambda drawn: _drawn_ratio(squares[:, drawn], count[drawn]), len(prompts), random)
     stats["R"] = {"value": ratio, "ci": [low, high]}
-    amber, red = limits([differences.rms(each) for each in differences.jitters], RATIO)
+    amber, red = limits(differences.sizes, RATIO)
     stages.append(stage("R", "error against rounding", graded(ratio, amber, red), ratio, amber))
     with np.errstate(invalid="ignore", divide="ignore"):
         own = np.sqrt(squares[0] / count) / np.median(np.sqrt(squares[1:] / count), axis=0)

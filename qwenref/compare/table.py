@@ -51,6 +51,14 @@ class Table(NamedTuple):
         return cls(full=all(table.full for table in tables), **joined, **flat)
 
 
+def two_best(values):
+    """(int64 [N], int64 [N]) columns of the two largest of values [N, K], the first among equals; never of a NaN."""
+    rest = np.where(np.isnan(values), -np.inf, values)
+    first = rest.argmax(axis=-1)
+    rest[np.arange(len(rest)), first] = -np.inf
+    return first, rest.argmax(axis=-1)
+
+
 def both_paths(prefill, decode):
     """(prefill, decode) at the positions of the trajectories that both Tables have, row by row."""
     places = [{place: n for n, place in enumerate(zip(t.way, t.position, strict=True))} for t in (prefill, decode)]
