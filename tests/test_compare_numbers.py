@@ -119,5 +119,22 @@ def test_an_engine_that_answers_otherwise_each_time_is_noticed(model, quick):
     assert "engine_nondeterministic" in {found["code"] for found in seen.findings} and seen.spread > 0
 
 
+@pytest.mark.parametrize("tier", ["A", "D"])
+def test_an_engine_whose_first_token_changes_is_noticed_without_numbers(model, quick, tier):
+    class Turning(FaultyReference):
+        def generate(self, prompt, n, k, sampling=None):
+            self.turn = getattr(self, "turn", 0) + 1
+            done = super().generate(prompt, n, k, sampling)
+            if tier == "D":
+                return done._replace(text=f"{self.turn}{done.text}")
+            return done._replace(output_ids=[self.turn, *done.output_ids[1:]], rows=[None] * len(done.output_ids))
+
+    seen = gather(model, Turning(model, tier=tier), quick)
+    [found] = [found for found in seen.findings if found["code"] == "engine_nondeterministic"]
+    assert (
+        found["message"] == "equal requests are answered with other tokens" and "token 0" in found["evidence"]["first"]
+    )
+
+
 def test_tables_are_joined_to_the_widest(model):
     assert Table.concatenate([]).positions == 0

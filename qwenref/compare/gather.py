@@ -138,8 +138,8 @@ def _repeats(model, engine, suite, seen, tell):
     values = np.concatenate([values for values, _ in moved])
     if values.size:
         seen.spread = float(np.sqrt(np.mean(np.square(values)) / 2))  # each of two that are apart
-    if any(other for _, other in moved) or seen.spread > 0:
-        at = next((f"prompt {item.id}, token {at}" for _, at in moved if at is not None), None)
+    at = next((f"prompt {item.id}, token {at}" for _, at in moved if at is not None), None)
+    if at is not None or seen.spread > 0:
         words = "equal requests are answered with other tokens" if at else "log-probabilities of equal requests differ"
         seen.find("engine_nondeterministic", "warning", words, {"spread": seen.spread, "first": at})
 
