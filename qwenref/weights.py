@@ -77,7 +77,7 @@ class Stored:
     def fresh(self, tensor):
         """What the files hold, in a map of its own that nobody writes to."""
         if self._untouched is None:
-            if self._identity() != self._files:
+            if not self.unchanged:
                 raise CheckpointError(
                     compose(
                         f"{self.path}: the files have changed since the model was opened",
@@ -91,6 +91,11 @@ class Stored:
     def tells_writes(self):
         """Whether what was written in place is known without comparing."""
         return self._copied is None
+
+    @property
+    def unchanged(self):
+        """Whether the files are those the model was opened from, as far as inode, size and time of change tell."""
+        return self._identity() == self._files
 
     def suspects(self, tensor):
         """[(begin, end)] in bytes of the original outside of which nothing was written; None if all may be."""

@@ -1,7 +1,7 @@
 """What the reference says of given ids: by the truth, by rounding variants, with a fault in it.
 
-A Task is one sequence under one of these.  It holds no model and it pickles, so any executor can work on it; what comes
-back are the log-probabilities of a few ids for each position, not of the vocabulary.
+A Task is one sequence under one of these.  It holds no model and it pickles, so that `workers` can do it elsewhere and
+`store` keep what came of it; that is the log-probabilities of a few ids for each position, not of the vocabulary.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ PLAIN = ("truth", "fp32")
 class Task(NamedTuple):
     """Log-probabilities of the ids from `start` on, each given all ids before it.
 
-    how      ("truth", profile) · ("jitter", seed, dtype) · ("fault", profile, names)
+    how      ("truth", profile) · ("jitter", seed, dtype) · ("fault", profile, names), all by name
     support  int64 [T, K] the ids asked for, -1 where fewer; None: the `top` likeliest ones, those of `extra` behind
     extra    int64 [T, E], ids that are wanted besides the likeliest, -1 where there is none; None: none
     decode   whether the ids from `start` on are fed one by one, behind one call of those before
@@ -49,16 +49,30 @@ class Scored(NamedTuple):
     best: np.ndarray  # int64 [T], the likeliest id of the vocabulary, the lower one among equals
 
 
-def score(model, tasks, executor=None, progress=None):
-    """[Scored] of tasks, in their order.  progress(done, total) is called after each."""
-    tasks = list(tasks)
-    results = []
-    performed = executor.run(tasks) if executor is not None else (perform(model, task) for task in tasks)
-    for done, result in enumerate(performed, 1):
-        results.append(result)
+def score(model, tasks, executor=None, progress=None, store=None):
+    """[Scored] of tasks, in their order.
+
+    executor   what they run on, `workers.open_executor`; None: here.  run(model, tasks) yields (index, Scored), in any
+               order, and `.arithmetic` says what computes
+    progress   progress(done, total) is called after each
+    store      a `store.Store` that is asked first and keeps every result as soon as it is there
+    """
+    tasks, results = list(tasks), {}
+    kept = None if store is None else store.of(model, executor)
+    if kept is not None:
+        results = {n: found for n, task in enumerate(tasks) if (found := kept.get(task)) is not None}
+    left = [n for n in range(len(tasks)) if n not in results]
+    if progress is not None and results:
+        progress(len(results), len(tasks))
+    asked = [tasks[n] for n in left]
+    run = enumerate(perform(model, task) for task in asked) if executor is None else executor.run(model, asked)
+    for at, scored in run:
+        results[left[at]] = scored
+        if kept is not None:
+            kept.put(asked[at], scored)
         if progress is not None:
-            progress(done, len(tasks))
-    return results
+            progress(len(results), len(tasks))
+    return [results[n] for n in range(len(tasks))]
 
 
 def perform(model, task):
@@ -132,6 +146,41 @@ def _likeliest(rows, top, extra):
     earlier = np.tril(np.ones((extra.shape[1],) * 2, bool), -1)
     twice = ((extra[:, :, None] == extra[:, None, :]) & earlier).any(axis=-1)
     return np.concatenate([among, np.where(known | twice, -1, extra)], axis=-1)
+
+
+# What travels and is kept: a whole vocabulary is known by its size, and ids that were asked for are in the task.
+
+
+def lightened(task, vocab):
+    """The task in fewer bytes, with the same result: two of which this is one and the same are the same work."""
+    if task.support is not None:
+        if task.support.shape[1] != vocab or not np.array_equal(task.support, _everything(task, vocab)):
+            return task._replace(extra=None, top=0)
+    elif task.top < vocab:
+        return task
+    return task._replace(support=None, extra=None, top=vocab)
+
+
+def lightly(task, vocab, scored):
+    """The arrays of a result that a lightened task does not tell."""
+    return scored[1:] if task.support is not None or task.top >= vocab else tuple(scored)
+
+
+def restored(task, vocab, arrays):
+    """The Scored of a lightened task from these arrays; ValueError where they are not those of such a task."""
+    if task.support is not None:
+        arrays = (task.support.copy(), *arrays)
+    elif task.top >= vocab:
+        arrays = (np.array(_everything(task, vocab)), *arrays)
+    support, logprobs, best = arrays
+    positions = len(task.ids) - task.start
+    if support.shape != logprobs.shape or best.shape != (positions,) or len(support) != positions:
+        raise ValueError(f"shapes {support.shape}, {logprobs.shape}, {best.shape} of {positions} positions")
+    return Scored(support, logprobs, best)
+
+
+def _everything(task, vocab):
+    return np.broadcast_to(np.arange(vocab), (len(task.ids) - task.start, vocab))
 
 
 def continued(model, ids, new):
