@@ -29,7 +29,7 @@ def many(model, count):
     """Tasks of some ten milliseconds each."""
     vocab = model.config.text_config.vocab_size
     random = np.random.default_rng(0)
-    return [Task(tuple(random.integers(0, vocab, 120).tolist()), 60, HOWS[n % len(HOWS)]) for n in range(count)]
+    return [Task(tuple(random.integers(0, vocab, 72).tolist()), 40, HOWS[n % len(HOWS)]) for n in range(count)]
 
 
 def done_here(model, tasks):

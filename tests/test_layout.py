@@ -35,6 +35,7 @@ HEAVY = {
     "matplotlib",
     "httpx",
     "safetensors",
+    "distributed",
 }
 
 

@@ -9,7 +9,18 @@ import pytest
 
 import qwenref
 
-HEAVY = ("torch", "transformers", "PIL", "tokenizers", "jinja2", "huggingface_hub", "matplotlib", "httpx", "IPython")
+HEAVY = (
+    "torch",
+    "transformers",
+    "PIL",
+    "tokenizers",
+    "jinja2",
+    "huggingface_hub",
+    "matplotlib",
+    "httpx",
+    "IPython",
+    "distributed",
+)
 LOADED = "import json, sys; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
 RESIDENT = """
 def resident():

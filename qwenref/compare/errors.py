@@ -120,6 +120,27 @@ class EngineRejected(CompareError, CapabilityMissing):
     field = status = None
 
 
+class WorkersLost(CompareError, ChildProcessError):
+    """Workers that ended again and again, or a cluster that went away; what was scored until then is kept."""
+
+    code = "workers-lost"
+    exit_code = UNDECIDED
+
+
+class ClusterUnreachable(CompareError, Unreachable):
+    """A Dask cluster that cannot be connected to, or that has no worker."""
+
+    code = "cluster-unreachable"
+    exit_code = UNREACHABLE
+
+
+class WorkerMismatch(CompareError, CapabilityMissing):
+    """A worker that lacks the model's files, has others under their name, or computes with another version."""
+
+    code = "worker-mismatch"
+    exit_code = UNREACHABLE
+
+
 class ActivationShape(CompareError, ShapeError):
     """Activations of another shape than their site has."""
 
