@@ -16,23 +16,8 @@ TWO_IMAGES = [3, (1, 4, 6), 2, (1, 8, 2), 4]
 EVERYTHING = [2, (1, 6, 4), 1, [3, 2, 4], 3, (1, 2, 6), [2, 4, 2], 2]
 
 
-class Tower(qwenref.Module):
-    """Stands for the vision tower: one row for each merge block, whatever else there is."""
-
-    def __init__(self, hidden):
-        super().__init__()
-        self.weight = np.random.default_rng(1).standard_normal((hidden, 4 * WIDTH), np.float32) / 16
-
-    def forward(self, pixel_values, grid_thw):
-        assert len(pixel_values) == np.prod(grid_thw, axis=1).sum()
-        return qwenref.ops.linear(pixel_values.reshape(-1, 4 * WIDTH), self.weight)
-
-
-def opened(layers, **changes):
-    model = qwenref.from_config(vision_config(layers, **changes), seed=2)
-    if getattr(model.model, "visual", None) is None:
-        model.model.visual = Tower(model.config.text_config.hidden_size)
-    return model
+def opened(layers):
+    return qwenref.from_config(vision_config(layers), seed=2)
 
 
 @pytest.fixture(scope="module", params=LAYERS, ids=lambda name: name.replace(" ", "-"))

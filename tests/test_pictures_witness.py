@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from vision_configs import Prompt, joined, left_padded, vision_config
-from witness import torch, transformers
+from vision_configs import Prompt, joined, left_padded, types_of, vision_config
+from witness import torch
+from witness_pictures import open_witness, their_run
 
 import qwenref
 from qwenref.numerics import active
@@ -42,27 +43,12 @@ class Borrowed(qwenref.Module):
         return rows.numpy().astype(active().dtype)
 
 
-def witness_of(folder, dtype=torch.float32):
-    kind = transformers.Qwen3_5ForConditionalGeneration
-    return kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
-
-
-@torch.inference_mode()
-def their_logits(witness, ids, mask, types, pictures):
-    """[B, T, V] of one plain call."""
-    witness.model.rope_deltas = None  # transformers keeps those of the call before
-    arguments = {name: torch.tensor(np.asarray(value)) for name, value in pictures.items()}
-    ids, mask, types = (torch.tensor(np.asarray(one)) for one in (ids, mask, types))
-    out = witness(input_ids=ids, attention_mask=mask, mm_token_type_ids=types, use_cache=False, **arguments)
-    return out.logits.double().numpy()
-
-
 @pytest.fixture(scope="module", params=("lllf", "ff"))
 def pair(request, tmp_path_factory):
     model = qwenref.from_config(vision_config(request.param, heads=(4, 1)), seed=4)
     folder = tmp_path_factory.mktemp("witness")
     model.save_pretrained(folder)
-    witness = witness_of(folder)
+    witness = open_witness(folder)
     model.model.visual = Borrowed(witness)
     return model, witness
 
@@ -73,14 +59,12 @@ def test_logits_of_mixtures_are_no_further_from_the_definition_than_those_of_tra
     for seed, layout in enumerate(MIXTURES.values()):
         rows = [Prompt(np.random.default_rng(seed), parts) for parts in layout]
         ids, mask = left_padded(rows)
-        types = np.zeros_like(ids)
-        for b, row in enumerate(rows):
-            types[b, mask[b] == 1] = row.types
+        types = types_of(rows, mask)
         pictures, kept = joined(rows), mask == 1
         with qwenref.numerics("fp64"):
             truth = model(ids, attention_mask=mask, **pictures).logits[kept]
         ours.append((model(ids, attention_mask=mask, **pictures).logits[kept] - truth).ravel())
-        theirs.append((their_logits(witness, ids, mask, types, pictures)[kept] - truth).ravel())
+        theirs.append((their_run(witness, ids, types, pictures, mask)["logits"][kept] - truth).ravel())
     ours, theirs = np.concatenate(ours), np.concatenate(theirs)
     largest = np.abs(ours).max(), np.abs(theirs).max()
     assert largest[0] <= LARGEST * largest[1] < 1e-3, largest  # a position that is off by one moves logits by 0.01
@@ -111,7 +95,7 @@ def pictures_of(run):
 @pytest.fixture(scope="module")
 def tiny():
     model = qwenref.from_pretrained("tiny")
-    witness = witness_of(model.path)
+    witness = open_witness(model.path)
     model.model.visual = Borrowed(witness)
     return model, witness
 
@@ -127,7 +111,7 @@ def test_the_golden_runs_with_pictures_come_out_token_for_token(tiny, run):
     ids = np.array([run["prompt_ids"]])
     config = model.config
     types = (ids == config.image_token_id) + 2 * (ids == config.video_token_id)
-    theirs = their_logits(witness, ids, np.ones_like(ids), types, pictures)
+    theirs = their_run(witness, ids, types, pictures)["logits"]
     with qwenref.numerics("fp64"):
         truth = model(ids, **pictures).logits
     ours = model(ids, **pictures).logits

@@ -1,23 +1,15 @@
-"""Pictures made ready against transformers' own processors: grids, pixels, frames, times and ids.
+"""Pictures made ready against transformers' own processors: grids, pixels, frames, times and ids."""
 
-Its image processor runs on Pillow here.  Its video processor needs torchvision, so its parts are run one by one
-around torch's resize, which is the one torchvision calls.
-"""
-
-import importlib.util
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from PIL import Image
 from transformers import AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-from transformers.video_utils import VideoMetadata
+from witness import torch
+from witness_pictures import FILMS, ROUNDING, their_video, video_module
 
 from qwenref import hub
 from qwenref.processing import Processor
@@ -30,17 +22,6 @@ SIZES = [
     (250, 250), (336, 336), (400, 400), (480, 640), (720, 1280), (1040, 1040), (1280, 720), (2000, 1500),
 ]  # fmt: skip
 LIMITS = {"as the file says": {}, "as published": {"min_pixels": 65_536, "max_pixels": 16_777_216}}
-FILMS = [
-    (4, 64, 64, 2.0),
-    (9, 70, 130, 3.0),
-    (30, 20, 50, 24.0),
-    (7, 100, 60, 7.5),
-    (40, 48, 48, 10.0),
-    (3, 33, 65, 2.0),
-]
-# They round byte * (1 / 255) to float32 (by at most 2^-25), subtract 0.5 (exact above 0.25, below it by at most 2^-26
-# more) and divide by 0.5: 2^-24 + 2^-25 at most. Ours is rounded once: 2^-25.
-ROUNDING = 2.0**-24 + 2.0**-24
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +31,7 @@ def processor():
 
 @pytest.fixture(scope="module")
 def theirs():
-    """The module of transformers' video processor, which its package does not hand out without torchvision."""
-    path = Path(transformers.__file__).parent / "models/qwen3_vl/video_processing_qwen3_vl.py"
-    spec = importlib.util.spec_from_file_location("transformers.models.qwen3_vl.without_torchvision", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return video_module()
 
 
 def picture(seed, *shape):
@@ -98,22 +74,6 @@ def test_sizes_of_20000_images_and_videos_are_those_of_transformers(theirs):
 
 def enlarged(small, height, width):
     return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
-
-
-def their_video(theirs, film, fps):
-    """(pixel_values_videos, grid, metadata) by the parts of transformers' video processor."""
-    total, height, width = film.shape[:3]
-    metadata = VideoMetadata(total_num_frames=total, fps=fps)
-    rules = SimpleNamespace(fps=2, min_frames=4, max_frames=16)
-    taken = theirs.Qwen3VLVideoProcessor.sample_frames(rules, metadata)
-    metadata.frames_indices = taken.tolist()
-    size = theirs.smart_resize(len(taken), height, width, 2, 32, 4096, 131_072)
-    planes = torch.from_numpy(film[taken]).permute(0, 3, 1, 2)
-    if size != (height, width):
-        planes = torch.nn.functional.interpolate(planes, size, mode="bicubic", antialias=True)
-    values = (planes.float() - 127.5) / 127.5
-    patches, *grid = theirs.Qwen3VLVideoProcessor.patchify(None, values[None], 16, 2, 2)
-    return patches[0].numpy(), grid, metadata
 
 
 @pytest.mark.parametrize("film", FILMS, ids=str)

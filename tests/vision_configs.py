@@ -95,3 +95,11 @@ def left_padded(prompts):
     for row, prompt in enumerate(prompts):
         ids[row, T - len(prompt) :], mask[row, T - len(prompt) :] = prompt.ids, 1
     return ids, mask
+
+
+def types_of(prompts, mask):
+    """mm_token_type_ids int64 [B, T] of rows that `left_padded` has put together."""
+    types = np.zeros_like(mask)
+    for row, prompt in enumerate(prompts):
+        types[row, mask[row] == 1] = prompt.types
+    return types
