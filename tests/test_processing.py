@@ -4,7 +4,9 @@ import base64
 import io
 import json
 import shutil
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -238,9 +240,40 @@ def _truncated():
     return encoded(Image.fromarray(pixels(0, 64, 64, 3)))[:2000]
 
 
+def _changed():
+    data = bytearray(encoded(Image.fromarray(pixels(0, 64, 64, 3))))
+    data[3000] ^= 255
+    return bytes(data)
+
+
+def _photo():
+    return encoded(Image.fromarray(pixels(0, 64, 64, 3)), "JPEG")
+
+
+def _header(height, width):
+    """A PNG file that claims to hold so much, and holds nothing."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
 REFUSED = {
-    "no picture": (b"this is text", InputError, r"image 1 \(12 bytes\): cannot be read as a picture"),
+    "no picture": (
+        b"this is text", InputError,
+        r"image 1 \(12 bytes\): cannot be read as a picture\n    found    no format that Pillow knows\n",
+    ),
+    "no bytes": (b"", InputError, r"image 1 \(0 bytes\): cannot be read as a picture"),
     "cut off": (_truncated(), InputError, r"image 1 \(2,000 bytes\): cannot be decoded"),
+    "a wrong byte": (_changed(), InputError, r"image 1 \(.* bytes\): cannot be decoded\n.*broken data"),
+    "a photo cut off": (_photo()[:900], InputError, r"image 1 \(900 bytes\): cannot be decoded\n.*truncated"),
+    "a file of no pixels": (_header(0, 5), InputError, r"image 1 \(.* bytes\): cannot be read as a picture"),
+    "a bomb": (
+        _header(30_000, 30_000), InputError, r"image 1 \(.* bytes\): too large to be decoded\n.*900000000 pixels",
+    ),
     "no file": ("nowhere.png", InputError, r"image 1: cannot be read\n.*nowhere.png: no such file"),
     "an address": ("https://example.org/a.png", CapabilityMissing, r"image 1: a web address(.|\n)*download it first"),
     "a data URI": ("data:image/png,abc", InputError, r"image 1: a data URI that cannot be read"),
@@ -254,7 +287,7 @@ REFUSED = {
     "mode F": (Image.new("F", (5, 5)), InputError, r"image 1 \(Pillow image\): mode F cannot be made RGB"),
     "32 bits": (Image.new("I", (5, 5), 70_000), InputError, r"image 1 \(Pillow image\): mode I cannot(.|\n)*70,000"),
     "stretched": (np.zeros((1, 201), np.uint8), InputError, r"image 1: one side is 201 times the other"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -149,11 +149,22 @@ def _silent():
     return file.getvalue()
 
 
+def _without_frames():
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as container:
+        stream = container.add_stream("png", rate=8)
+        stream.height, stream.width, stream.pix_fmt = 32, 32, "rgb24"
+        container.start_encoding()
+    return file.getvalue()
+
+
 REFUSED = {
     "no file": ("nowhere.mp4", InputError, r"video 1: cannot be read\n.*no such file"),
     "no video": (b"this is text" * 100, InputError, r"video 1 \(1,200 bytes\): cannot be read as a video"),
     "sound alone": (_silent(), InputError, r"video 1 \(.* bytes\): no video in the file"),
     "no frames": (np.zeros((0, 32, 32, 3), np.uint8), InputError, r"video 1 \(array uint8\): no frames"),
+    "a file without frames": (_without_frames(), InputError, r"video 1 \(.* bytes\): no frames\n"),
+    "no bytes": (b"", InputError, r"video 1 \(0 bytes\): cannot be read as a video"),
     "an empty list": ([], InputError, r"video 1 \(a list\): no frames"),
     "one frame": (frames(1), InputError, r"video 1: 1 frame\n(.|\n)*as an image"),
     "a list of one": ([frames(1)[0]], InputError, r"video 1: 1 frame\n"),

@@ -51,6 +51,8 @@ def open_picture(source, where="image"):
     of an animation, the first frame (of a Pillow image, the frame it stands at).
     """
     Image = pillow()
+    from PIL import UnidentifiedImageError
+
     if isinstance(source, Image.Image):
         return Picture(_to_rgb(source, Image, where), f"Pillow {source.mode}", source.format is None)
     if hasattr(source, "__array__") or hasattr(source, "__array_interface__"):
@@ -65,10 +67,11 @@ def open_picture(source, where="image"):
     except Image.DecompressionBombError as error:
         raise _too_large(where, name, error) from error
     except Exception as error:  # decoders of a few dozen formats raise whatever they meet
+        unknown = isinstance(error, UnidentifiedImageError)  # its text is where the object lies in memory
         raise InputError(
             compose(
                 f"{where} ({name}): cannot be read as a picture",
-                found=f"{type(error).__name__}: {_first_line(error)}",
+                found="no format that Pillow knows" if unknown else f"{type(error).__name__}: {_first_line(error)}",
                 expected="a whole file of a format that Pillow reads",
             )
         ) from error
