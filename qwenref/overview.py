@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qwenref import _C
 from qwenref.errors import InputError, QwenrefError, compose
+from qwenref.processing import settings
 from qwenref.sizes import cache_size, memory, mixers, parameters
 from qwenref.tree import MIXER_NAMES
 
@@ -60,6 +61,7 @@ def overview(model, name=None, contexts=None):
             "contexts": [{"tokens": size.tokens, "kv": size.kv, "total": size.total} for size in sizes],
         },
         "vision": _vision(model.config),
+        "processor": _processor(model),
         "mtp_blocks": text.get("mtp_num_hidden_layers") or 0,
         "tokenizer": _tokenizer(model),
     }
@@ -67,8 +69,25 @@ def overview(model, name=None, contexts=None):
 
 def _vision(config):
     vision = config.get("vision_config")
-    keys = ("depth", "hidden_size", "patch_size", "spatial_merge_size")
+    keys = ("depth", "hidden_size", "num_heads", "intermediate_size", "out_hidden_size", "num_position_embeddings")
+    keys += ("patch_size", "temporal_patch_size", "spatial_merge_size")
     return None if not isinstance(vision, dict) else {key: vision.get(key) for key in keys}
+
+
+def _processor(model):
+    """How pictures are prepared, {"image": ..., "video": ...}; None for a model without a tower.  Files that are not
+    there or not understood are a fact too, since pixels can be handed in ready made."""
+    if getattr(model.model, "visual", None) is None:
+        return None
+    facts = {}
+    for kind in ("image", "video"):
+        try:
+            rules = settings.read(model.path, kind, model.config.vision_config)
+            facts[kind] = rules._replace(where=Path(rules.where).name)._asdict() | {"error": None}
+        except QwenrefError as error:
+            line = str(error).splitlines()[0].replace(f"{model.path}/", "")
+            facts[kind] = {"error": line.removeprefix(f"{model.path}: ")}
+    return facts
 
 
 def _tokenizer(model):
@@ -91,7 +110,7 @@ def _tokenizer(model):
 
 
 def overview_text(facts, width=100):
-    """The facts in at most 14 lines: the answer first, how to go on last.
+    """The facts in at most 15 lines: the answer first, how to go on last.
 
     On a narrow terminal columns are left out from the right; no line is wrapped.
     """
@@ -178,8 +197,19 @@ def _vision_lines(facts):
         words.append(said if words else f"and         {said}")
     if words:
         yield (59, *words)
+    if facts["processor"] is not None:
+        yield (59, *(_picture_words(kind, rules) for kind, rules in facts["processor"].items()))
     if "visual" in unread:
         yield (0, f"  vision is no part of this model: {unread['visual']:,} tensors on disk are not used")
+
+
+def _picture_words(kind, rules):
+    if rules["error"]:
+        words = f"<{rules['error']}>"
+    else:
+        frames = "pixels" if kind == "image" else f"in {rules['min_frames']:,} to {rules['max_frames']:,} frames"
+        words = f"{rules['least']:,} to {rules['most']:,} {frames}"
+    return f"  images {words}" if kind == "image" else f"videos {words}"
 
 
 def _tokenizer_lines(tokenizer):

@@ -83,10 +83,30 @@ def test_inspect_shows_the_answer_first_and_how_to_go_on_last():
         "mixers      6 Gated DeltaNet + 2 attention        full attention: 3 7",
         "cache       155.2 KiB fixed + 1 KiB per token     4,096 tokens 4.152 MiB",
         "vision      2 blocks, width 64, patch 16, merge 2          MTP: 1 block (not part of the forward)",
+        "  images 4,096 to 16,384 pixels                            videos 4,096 to 131,072 in 4 to 16 frames",
         "tokenizer   present, chat template present                 stop: <|im_end|> 1256 <|endoftext|> 1254",
         "  stop ids differ by file: generation_config 1256, 1254 · config 1254 · tokenizer_config 1256",
         "next        inspect … --tree · --tensors 'layers.0.*' · --cache 4096 32768 · qwenref generate …",
     ]
+
+
+def test_inspect_tells_how_pictures_are_prepared_or_that_nothing_says_so(tmp_path):
+    model = qwenref.from_pretrained("tiny")
+    facts = overview(model)
+    assert (facts["vision"]["num_heads"], facts["vision"]["out_hidden_size"]) == (4, 128)
+    image, video = facts["processor"]["image"], facts["processor"]["video"]
+    assert (image["least"], image["most"], image["mean"]) == (4096, 16_384, (0.5, 0.5, 0.5))
+    assert (video["fps"], video["min_frames"], video["where"]) == (2, 4, "video_preprocessor_config.json")
+    model.save_pretrained(tmp_path)
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 7}')
+    facts = overview(qwenref.from_pretrained(tmp_path))
+    assert facts["processor"]["video"] == {"error": "no video_preprocessor_config.json"}
+    line = overview_text(facts, 200).splitlines()[6]
+    assert line.startswith("  images <preprocessor_config.json: size>   ")
+    assert line.endswith("videos <no video_preprocessor_config.json>")
+    assert json.loads(json.dumps(facts)) and overview(published_27b())["processor"]["image"]["error"]
 
 
 def published_27b():
