@@ -11,7 +11,14 @@ import fresh
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ["01_look_inside", "02_hooks_and_edits", "03_attention_by_hand", "04_delta_rule", "05_text_in_text_out"]
+NAMES = [
+    "01_look_inside",
+    "02_hooks_and_edits",
+    "03_attention_by_hand",
+    "04_delta_rule",
+    "05_text_in_text_out",
+    "06_what_it_sees",
+]
 
 # What a notebook does, without one: cells share their names, and the last value of a cell is shown by its HTML.
 RUNNER = """

@@ -91,6 +91,16 @@ def test_a_text_model_says_that_it_cannot_see(tmp_path):
         blind.chat([WHAT], images=BLUE)
 
 
+def test_the_example_of_the_readme_says_what_it_says(capsys):
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+    part = readme.split("## Pictures and videos\n")[1].split("\n## ")[0]
+    names = {}
+    exec(part.split("```python\n")[1].split("```")[0], names)
+    said = part.split("print(out.text)")[1].split("# ")[1].split("\n")[0]
+    assert names["out"].text == said == capsys.readouterr().out.splitlines()[0]
+    assert names["c"]["model.visual.blocks.1.attn.attn_weights"].shape == (4, 16, 16)
+
+
 # Command line
 
 
