@@ -10,7 +10,8 @@ import pytest
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines import adapter
 
-RUNNING = [pair.split("=", 1) for pair in os.environ.get("QWENREF_ENGINES", "").split()]
+NAMED = [pair.split("=", 1) for pair in os.environ.get("QWENREF_ENGINES", "").split()]
+RUNNING = [pair for pair in NAMED if pair[0].endswith("+http")]
 TEXT = "How much is 31 plus 23? 日本語, ภาษาไทย 🦀"
 
 pytestmark = [

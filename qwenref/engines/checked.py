@@ -16,10 +16,10 @@ ABOVE_ZERO = 1e-6  # what a log-probability may be above 0, by rounding
 MASS = 1e-3  # what the probabilities of a list may be above 1 together, by rounding
 
 
-def ids(values, vocab=None, limit=None, where="ids", some=True):
+def ids(values, vocab=None, limit=None, where="ids", some=True, more=None):
     """`values` as a list of int: 0 <= id < vocab, at most `limit` of them and, with `some`, at least one.
 
-    Raises BadTokenIds, whose `index` is that of the first bad one.
+    more: what to do about more than `limit`.  Raises BadTokenIds, whose `index` is that of the first bad one.
     """
     if not is_row(values):
         raise _bad_ids(f"{where}: no list of ids", found=repr(values)[:80])
@@ -34,8 +34,8 @@ def ids(values, vocab=None, limit=None, where="ids", some=True):
     if some and not found:
         raise _bad_ids(f"{where}: no ids", expected="one at least")
     if limit is not None and len(found) > limit:
-        first = f"{where}: more ids than the model has positions for"
-        raise _bad_ids(first, found=f"{len(found):,}", expected=f"at most {limit:,}")
+        first = f"{where}: more ids than there are positions for"
+        raise _bad_ids(first, found=f"{len(found):,}", expected=f"at most {limit:,}", do=more)
     return found
 
 

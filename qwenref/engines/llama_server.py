@@ -21,7 +21,8 @@ import functools
 from qwenref.compare.errors import EngineContractViolation
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Prompt, Scores
-from qwenref.engines.served import SAME_NAMES, UNBOUNDED, Served, dense_rows, row_with, sha256
+from qwenref.engines.model_files import sha256
+from qwenref.engines.served import SAME_NAMES, UNBOUNDED, Served, dense_rows, row_with
 from qwenref.engines.stepping import lacks
 
 FORCED = 1000.0  # added to the logit of the id that is to come next

@@ -21,7 +21,7 @@ def model_facts(folder):
         "id": folder.name,
         "config_sha256": _sha256(folder / "config.json"),
         "tokenizer_sha256": _sha256(folder / "tokenizer.json"),
-        "template_sha256": None if template is None else hashlib.sha256(template[0].encode()).hexdigest(),
+        "template_sha256": None if template is None else sha256(template[0]),
         "generation_config_sha256": _sha256(folder / "generation_config.json"),
         "shards": {path.name: path.stat().st_size for path in shards},
     }
@@ -31,6 +31,17 @@ def sampling_defaults(folder):
     """What generation_config.json has an engine do unless a request says otherwise."""
     said = read_json(Path(folder) / "generation_config.json")
     return {name: said[name] for name in _DEFAULTS if name in said}
+
+
+def gguf_facts(path, template=None):
+    """The same of a GGUF file, with the chat template that lies in it."""
+    path = Path(path)
+    return {"id": path.name, "template_sha256": sha256(template), "shards": {path.name: path.stat().st_size}}
+
+
+def sha256(text):
+    """Of a text in UTF-8, as of the file that holds it; None of None."""
+    return hashlib.sha256(text.encode()).hexdigest() if isinstance(text, str) else None
 
 
 def _sha256(path):

@@ -14,7 +14,7 @@ Where `bytes` is left out and the text is cut inside of a character, the token h
 """
 
 from qwenref.engines.base import Prompt
-from qwenref.engines.served import sha256
+from qwenref.engines.model_files import sha256
 from qwenref.engines.texts import Said, TextServed, text_of
 
 

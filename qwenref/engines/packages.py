@@ -1,9 +1,13 @@
 """Packages that an adapter needs and this package does not."""
 
+import contextlib
 import importlib
 import importlib.metadata
 
-from qwenref.errors import CapabilityMissing, compose
+from qwenref.checks import is_whole
+from qwenref.compare.errors import EngineRejected
+from qwenref.engines.refusals import line
+from qwenref.errors import CapabilityMissing, InputError, QwenrefError, compose
 
 
 def imported(module, extra=None, install=None):
@@ -21,3 +25,28 @@ def version(distribution):
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def counts(engine, **options):
+    """InputError for an option that has to be a whole number above 0, or None, and is not."""
+    for name, value in options.items():
+        if value is not None and not (is_whole(value) and value > 0):
+            raise InputError(compose(f"{engine}: {name}", found=repr(value), expected="a whole number above 0"))
+
+
+@contextlib.contextmanager
+def running(where):
+    """What a library raises while it computes, as EngineRejected."""
+    with _raising(EngineRejected, f"{where}: the engine failed", {}):
+        yield
+
+
+@contextlib.contextmanager
+def _raising(kind, first, parts):
+    try:
+        yield
+    except QwenrefError:
+        raise
+    except Exception as error:  # libraries have no class in common
+        said = f"{type(error).__name__}: {line(str(error))}".removesuffix(": ")
+        raise kind(compose(first, **{"found": said, **parts})) from error

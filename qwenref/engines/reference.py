@@ -4,7 +4,6 @@ import numpy as np
 
 import qwenref
 from qwenref.cache import Cache
-from qwenref.engines import checked
 from qwenref.engines.base import Prompt
 from qwenref.engines.model_files import model_facts, sampling_defaults
 from qwenref.engines.stepping import Stepping, lacks
@@ -64,7 +63,7 @@ class Reference(Stepping):
 
     def activations(self, ids, sites):
         """{site: array} of one prefill, in the shapes of `model.sites()` with B = 1."""
-        ids = checked.ids(ids, self.vocab, self.limit, f"{self.name}: activations")
+        ids = self.ids(ids, f"{self.name}: activations")
         whatever = 2**62  # the caller named what is to be held
         with qwenref.numerics(self.profile.name), qwenref.capture(self.model, *sites, max_bytes=whatever) as captured:
             self.model(np.array([ids]))

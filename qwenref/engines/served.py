@@ -1,7 +1,6 @@
 """What engines behind a server share: how a request is spelled, how much an answer may weigh, what is read the same."""
 
 import functools
-import hashlib
 import re
 
 import numpy as np
@@ -233,11 +232,6 @@ def row_of(values, k, vocab, where, chosen=None):
 def row_with(pairs, own, k, vocab, where, chosen):
     """`Row` of a list of (id, log-probability), the likeliest first, and the chosen id's own value, a `Field`."""
     return row_of(with_own(listed(pairs, where), chosen, own), k, vocab, where, chosen)
-
-
-def sha256(text):
-    """Of a text in UTF-8, as of the file that holds it; None of None."""
-    return hashlib.sha256(text.encode()).hexdigest() if isinstance(text, str) else None
 
 
 def most_allowed(error):

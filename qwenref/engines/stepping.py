@@ -3,8 +3,10 @@
 import numpy as np
 
 from qwenref import sampling
+from qwenref.compare.errors import EngineContractViolation
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Closing, Completion, Prompt, Scores
+from qwenref.engines.packages import running
 from qwenref.errors import CapabilityMissing, InputError, compose
 
 KEPT_LOGITS = 2**28  # `Scores.dense` is left out above so many: 1 GiB
@@ -29,6 +31,7 @@ class Stepping(Closing):
 
     vocab = limit = None
     stop_ids = ()
+    more = None  # what a caller does who needs more than `limit`
     order = "hf"  # of the steps of sampling: those of the engine
     in_pieces = False  # whether a prompt fed in several calls is what the engine would do itself
     sites = False  # whether it has `activations`
@@ -42,13 +45,13 @@ class Stepping(Closing):
     def score(self, ids, k):
         """`Scores` of a prefill of `ids`; `dense` are logits [len(ids), vocab]."""
         where = f"{self.name}: score"
-        ids, k = checked.ids(ids, self.vocab, self.limit, where), checked.count(k, where)
+        ids, k = self.ids(ids, where), checked.count(k, where)
         window = max(1, AT_A_TIME // self.vocab) if self.in_pieces else len(ids)
         keep = len(ids) * self.vocab <= KEPT_LOGITS
         rows, dense = [], []
-        self.fresh()
+        self._begin(where)
         for begin in range(0, len(ids), window):
-            logits = self.feed(ids[begin : begin + window])
+            logits = self._asked(ids[begin : begin + window], where)
             following = [*ids[begin + 1 : begin + len(logits) + 1], None]
             for t, (values, chosen) in enumerate(zip(logits, following, strict=False), begin):
                 rows.append(checked.row_of_logits(values, k, chosen, f"{where}, behind id {t}"))
@@ -65,15 +68,15 @@ class Stepping(Closing):
         """
         where = f"{self.name}: generate"
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-        ids, k = checked.ids(ids, self.vocab, self.limit, where), checked.count(k, where)
+        ids, k = self.ids(ids, where), checked.count(k, where)
         choose, ignore_eos = chooser(sampling, self.order, where)
         output, rows, finish, stop_id = [], [], "length", None
-        self.fresh()
+        self._begin(where)
         fed = ids
         for _ in range(n):
             if self.limit is not None and len(ids) + len(output) > self.limit:
                 break
-            [logits] = self.feed(fed)[-1:]
+            [logits] = self._asked(fed, where, least=1)[-1:]
             token = choose(logits, ids + output, len(ids))
             rows.append(checked.row_of_logits(logits, k, token, f"{where}, step {len(output)}"))
             output.append(token)
@@ -97,6 +100,26 @@ class Stepping(Closing):
 
     def activations(self, ids, sites):
         raise lacks(self.name, "activations")
+
+    def ids(self, values, where):
+        """`checked.ids` of what this engine takes."""
+        return checked.ids(values, self.vocab, self.limit, where, more=self.more)
+
+    def _begin(self, where):
+        with running(where):
+            self.fresh()
+
+    def _asked(self, ids, where, least=None):
+        """What `feed` gives: a row for each of `ids`, or `least` rows where the last one alone is looked at."""
+        with running(where):
+            logits = self.feed(ids)
+        rows = len(ids) if least is None else least
+        enough = len(logits) == rows or (least is not None and len(logits) > least)
+        if logits.ndim != 2 or logits.shape[1] != self.vocab or not enough:
+            found = " by ".join(f"{n:,}" for n in logits.shape)
+            expected = f"{rows:,} by {self.vocab:,}"
+            raise EngineContractViolation(compose(f"{where}: the shape of logits", found=found, expected=expected))
+        return logits
 
     def _needs_tokenizer(self, what):
         if self.tokenizer is None:

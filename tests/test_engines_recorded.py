@@ -1,0 +1,77 @@
+"""What real engines answered on known checkpoints (`standins/runs.py` wrote it down), against the reference."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from standins.runs import DATA, asked, checkpoint
+
+import qwenref
+from qwenref import engines
+from qwenref.engines import run_file
+from qwenref.logprobs import log_softmax
+
+
+class Run(NamedTuple):
+    """A file, and the range its error has to be in: root mean square of the log-probabilities listed."""
+
+    file: str
+    checkpoint: str
+    least: float
+    most: float
+    version: str
+    dtype: str
+
+
+RUNS = [
+    # Sums in another order.
+    Run("llama_cpp.jsonl", "tiny", 0, 1e-5, "llama-cpp-python 0.3.36", "float32"),
+]
+
+
+@pytest.fixture(params=RUNS, ids=lambda run: run.file)
+def run(request):
+    return request.param
+
+
+def errors(file, model):
+    """float64 of every number listed, less that of `model` in fp64."""
+    found = []
+    for record in run_file.read(DATA / file).records:
+        with qwenref.numerics("fp64"):
+            expected = log_softmax(np.asarray(model(np.array([record.ids])).logits[0]))
+        for place, row in enumerate(record.rows, record.first):
+            found.append(row.logprobs - expected[place - 1][row.ids])
+            if row.chosen is not None:
+                found.append([row.chosen_logprob - expected[place - 1][row.chosen]])
+    return np.concatenate(found)
+
+
+def rms(values):
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def test_its_numbers_are_as_far_from_the_reference_as_is_known(run):
+    assert run.least <= rms(errors(run.file, checkpoint(run.checkpoint))) < run.most
+
+
+def test_it_was_asked_what_would_be_asked_today(run):
+    """The suite of then is that of now; the engine answers every prompt of it, by its own ids."""
+    suite, recorded = asked(run.checkpoint), engines.open(str(DATA / run.file))
+    assert recorded.run.header["suite"]["sha256"] == suite.sha256
+    for item in suite.prompts:
+        done = recorded.generate(item.ids, item.new, 3)
+        assert done.prompt_ids == item.ids and 0 < len(done.output_ids) <= item.new
+        assert [row.chosen for row in done.rows] == done.output_ids == [int(row.ids[0]) for row in done.rows]
+        assert recorded.capabilities().prompt_logprobs in (0, 8)
+
+
+def test_it_says_which_engine_it_was(run):
+    said = engines.open(str(DATA / run.file)).config()
+    assert (said["version"], said["dtype"]) == (run.version, run.dtype)
+    assert said["vocab_size"] == checkpoint(run.checkpoint).config.text_config.vocab_size
+
+
+def test_files_are_small_and_all_of_them_are_tested():
+    assert {path.name for path in DATA.iterdir()} == {run.file for run in RUNS}
+    assert all(path.stat().st_size < 200_000 for path in DATA.iterdir())
