@@ -277,16 +277,14 @@ def _patches(rules, table, frames):
     """
     P, M = rules.patch, rules.merge
     height, width, channels = frames[0].shape
-    shape = (height // (P * M), width // (P * M), M, M, channels, rules.temporal, P, P)
-    values = np.empty(shape, np.float32)
-    for at in range(rules.temporal):
-        if at < len(frames):
-            blocks = frames[at].reshape(shape[0], M, P, shape[1], M, P, channels).transpose(0, 3, 1, 4, 6, 2, 5)
-            blocks = np.ascontiguousarray(blocks)
-            for channel in range(channels):
-                values[..., channel, at, :, :] = table[channel].take(blocks[..., channel, :, :])
-        else:
-            values[..., at, :, :] = values[..., at - 1, :, :]
+    rows, columns = height // (P * M), width // (P * M)
+    values = np.empty((rows, columns, M, M, channels, rules.temporal, P, P), np.float32)
+    for at, frame in enumerate(frames):
+        stop = at + 1 if at + 1 < len(frames) else rules.temporal
+        bands = frame.reshape(rows, M, P, columns, M, P, channels).transpose(0, 6, 3, 1, 4, 2, 5)
+        for row, channel in np.ndindex(rows, channels):  # so few values at a time that they stay in the caches
+            found = table[channel].take(np.ascontiguousarray(bands[row, channel]))
+            values[row, :, :, :, channel, at:stop] = found[:, :, :, None]
     return values.reshape(-1, channels * rules.temporal * P * P)
 
 
