@@ -66,6 +66,17 @@ def test_going_on_by_ids_hands_over_only_what_the_cache_has_not_met(model):
     assert out.new_ids == second.new_ids and out.logits.tobytes() == second.logits.tobytes()
 
 
+def test_D12_windows_of_a_prompt_that_end_inside_of_pictures_change_no_bit(model):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    pictures = {"images": [noise, noise[:, :64]], "videos": np.stack([noise] * 4), "processing": {"native_fps": 2}}
+    prompt = qwenref.render(model, [WHAT], **pictures)
+    options = {"max_new_tokens": 3, "stop": [], "return_logits": True} | prompt.inputs
+    expected = model.generate(prompt.ids, **options).logits.tobytes()
+    assert len(prompt.prepared.items) == 3 and len(prompt.ids) > 50
+    for window in range(1, len(prompt.ids)):
+        assert model.generate(prompt.ids, prefill_window=window, **options).logits.tobytes() == expected, window
+
+
 def test_two_pictures_in_one_prompt_or_one_each_in_two_batch_rows(model):
     both = model.chat([WHAT], images=[BLUE, PURPLE], enable_thinking=False, max_new_tokens=2)
     assert both.prompt.prepared.image_grid_thw.tolist() == [[1, 4, 4], [1, 6, 6]]
