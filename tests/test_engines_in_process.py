@@ -21,6 +21,7 @@ KINDS = sorted(STANDIN)
 # Kind -> what `config()` says of the stand-in, in part
 SAID = {
     "llama-cpp": {"name": "llama.cpp", "dtype": "float32", "quant": None, "kv_dtype": "float32"},
+    "openvino": {"name": "openvino", "dtype": "float32", "kv_dtype": "float32", "backend": "CPU"},
 }
 
 
@@ -72,6 +73,13 @@ def test_text_is_tokenized_by_the_engine(engine, own):
     if engine.capabilities().tokenize:
         assert engine.tokenize(TEXT) == own.tokenize(TEXT)
         assert engine.generate("Once upon", 2, 0).prompt_ids == own.tokenize("Once upon")
+
+
+def test_conversations_are_rendered_by_the_engine(engine, own):
+    if engine.capabilities().render:
+        messages = [{"role": "user", "content": TEXT}]
+        for options in ({}, {"enable_thinking": False}):
+            assert engine.render(messages, **options) == own.render(messages, **options)
 
 
 def test_it_says_what_it_is(kind, engine):
@@ -207,3 +215,64 @@ def test_what_llama_cpp_said_last_stands_in_the_error(llama, tmp_path):
 def test_an_option_that_is_none_of_llama_cpp_is_refused(llama, option):
     with pytest.raises(InputError, match=next(iter(option))):
         engines.open(llama()[0], **option)
+
+
+# OpenVINO alone
+
+
+@pytest.fixture
+def openvino(monkeypatch, tmp_path, behind):
+    def opening(**how):
+        return STANDIN["openvino"](monkeypatch, tmp_path, behind, None, **how)
+
+    return opening
+
+
+def test_a_model_of_openvino_without_positions_is_given_none(openvino, own):
+    with engines.open(openvino(inputs=("input_ids", "attention_mask", "beam_idx"))[0]) as engine:
+        same_rows(engine.score(PROMPT, 2).rows, own.score(PROMPT, 2).rows)
+
+
+def test_openvino_says_in_which_type_it_computes(openvino):
+    """Left to itself it takes bf16 where the CPU has it, from files of float32 as well."""
+    for precision, dtype, kv in (
+        ("f32", "float32", "float32"),
+        ("f16", "float16", "float16"),
+        (None, "bfloat16", "u8"),
+    ):
+        spec, module = openvino()
+        with engines.open(spec, precision=precision, threads=1) as engine:
+            said = engine.config()
+        assert (said["dtype"], said["kv_dtype"], engine.name) == (dtype, kv, f"openvino {dtype}")
+        assert module.options["INFERENCE_NUM_THREADS"] == 1
+    assert said["model"]["config_sha256"] is None  # the exporter wrote another
+    assert said["model"]["tokenizer_sha256"] == engines.open("reference:tiny").config()["model"]["tokenizer_sha256"]
+    with pytest.raises(InputError, match="precision 'int8'(.|\n)*expected f32, bf16, f16, none"):
+        engines.open(openvino()[0], precision="int8")
+
+
+def test_a_folder_of_openvino_that_lacks_something_says_what(openvino, tmp_path):
+    spec, _ = openvino()
+    (tmp_path / "openvino_model.bin").unlink()
+    with pytest.raises(CheckpointError, match="OpenVINO does not open it(.|\n)*Empty weights data"):
+        engines.open(spec)
+    (tmp_path / "openvino_model.xml").unlink()
+    with pytest.raises(CheckpointError, match="no openvino_model.xml(.|\n)*do +optimum-cli export openvino"):
+        engines.open(spec)
+
+
+def test_a_folder_without_a_template_renders_nothing(openvino, tmp_path):
+    spec, _ = openvino()
+    (tmp_path / "chat_template.jinja").unlink()
+    with engines.open(spec) as engine:
+        assert engine.capabilities().tokenize and not engine.capabilities().render
+        with pytest.raises(EngineRejected, match="render: the engine failed(.|\n)*chat_template"):
+            engine.render([{"role": "user", "content": "x"}])
+
+
+def test_without_transformers_openvino_has_no_text(openvino, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with engines.open(openvino()[0]) as engine:
+        assert not engine.capabilities().tokenize
+        with pytest.raises(CapabilityMissing, match="no tokenize"):
+            engine.generate("x", 1, 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from qwenref.hub import read_json
 from qwenref.template import find_templates
 
+_WEIGHTS = ("*.safetensors", "*.gguf", "openvino_model.bin", "*.onnx.data")
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "eos_token_id")
 
 
@@ -16,7 +17,7 @@ def model_facts(folder):
     """
     folder = Path(folder)
     template = find_templates(folder).get("default")
-    shards = sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")])
+    shards = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
     return {
         "id": folder.name,
         "config_sha256": _sha256(folder / "config.json"),

@@ -7,7 +7,7 @@ import importlib.metadata
 from qwenref.checks import is_whole
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines.refusals import line
-from qwenref.errors import CapabilityMissing, InputError, QwenrefError, compose
+from qwenref.errors import CapabilityMissing, CheckpointError, InputError, QwenrefError, compose
 
 
 def imported(module, extra=None, install=None):
@@ -35,6 +35,13 @@ def counts(engine, **options):
 
 
 @contextlib.contextmanager
+def opening(rest, engine, **parts):
+    """What a library raises while it opens `rest`, as CheckpointError; `parts` as of `compose`."""
+    with _raising(CheckpointError, f"{rest}: {engine} does not open it", parts):
+        yield
+
+
+@contextlib.contextmanager
 def running(where):
     """What a library raises while it computes, as EngineRejected."""
     with _raising(EngineRejected, f"{where}: the engine failed", {}):
@@ -48,5 +55,5 @@ def _raising(kind, first, parts):
     except QwenrefError:
         raise
     except Exception as error:  # libraries have no class in common
-        said = f"{type(error).__name__}: {line(str(error))}".removesuffix(": ")
+        said = f"{type(error).__name__}: {line(str(error), 600)}".removesuffix(": ")
         raise kind(compose(first, **{"found": said, **parts})) from error

@@ -39,8 +39,8 @@ class Stepping(Closing):
 
     def capabilities(self):
         """All ids, all log-probabilities; see `base.Capabilities`."""
-        text = self.tokenizer is not None
-        return Capabilities(True, True, ALL, ALL, tokenize=text, render=text, config=True, activations=self.sites)
+        text, template = self.tokenizer is not None, getattr(self.tokenizer, "chat_template", None) is not None
+        return Capabilities(True, True, ALL, ALL, tokenize=text, render=template, config=True, activations=self.sites)
 
     def score(self, ids, k):
         """`Scores` of a prefill of `ids`; `dense` are logits [len(ids), vocab]."""
@@ -95,7 +95,8 @@ class Stepping(Closing):
         """`Prompt` of a conversation by the engine's own template; `options` are the template's."""
         self._needs_tokenizer("render")
         options = {"add_generation_prompt": True, **options}
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        with running(f"{self.name}: render"):
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
         return Prompt(text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
 
     def activations(self, ids, sites):
@@ -123,7 +124,7 @@ class Stepping(Closing):
 
     def _needs_tokenizer(self, what):
         if self.tokenizer is None:
-            raise lacks(self.name, what, "its folder has no tokenizer")
+            raise lacks(self.name, what, "its folder has none, or transformers, which opens it, is not installed")
 
 
 def lacks(engine, what, why=None):

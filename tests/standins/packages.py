@@ -1,8 +1,14 @@
 """Engines of other packages with a stand-in in the package's place: specs that open them as a user would."""
 
+import shutil
 import sys
 
-from standins import llama_cpp
+from qwenref.hub import EMBEDDED
+from standins import llama_cpp, openvino
+
+OF_CHECKPOINTS = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+)  # fmt: skip
 
 
 def llama(monkeypatch, folder, engine, tokenizer, **how):
@@ -13,6 +19,21 @@ def llama(monkeypatch, folder, engine, tokenizer, **how):
     return f"llama-cpp:{path}", module
 
 
+def folder_of(folder, *empty):
+    """A folder with the embedded model's own files but its weights, and files in whose place something else stands."""
+    for name in OF_CHECKPOINTS:
+        shutil.copy(EMBEDDED["tiny"] / name, folder)
+    for name in empty:
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+def of_openvino(monkeypatch, folder, engine, tokenizer, **how):
+    module = openvino.module(engine, **how)
+    monkeypatch.setitem(sys.modules, "openvino", module)
+    return f"openvino:{folder_of(folder, 'openvino_model.xml', 'openvino_model.bin')}", module
+
+
 # Kind -> function (monkeypatch, an empty folder, the engine behind, its tokenizer, **how) -> (spec, module)
-STANDIN = {"llama-cpp": llama}
-PACKAGE = {"llama-cpp": "llama_cpp"}  # what has to be installed
+STANDIN = {"llama-cpp": llama, "openvino": of_openvino}
+PACKAGE = {"llama-cpp": "llama_cpp", "openvino": "openvino"}  # what has to be installed
