@@ -108,9 +108,11 @@ class Sides:
         assert prompt.ids == expected
         assert [list(item.grid) for item in prompt.prepared.items] == theirs
         for name, parts in found.items():
-            apart = np.abs(prompt.inputs[name] - np.concatenate(parts)).max()
-            resized = name == "pixel_values_videos" and any(i.original != i.resized for i in prompt.prepared.items)
-            assert apart <= (RESIZED if resized else ROUNDING), apart
+            rows = np.split(prompt.inputs[name], np.cumsum([len(part) for part in parts])[:-1])
+            items = prompt.prepared.of("image" if name == "pixel_values" else "video")
+            for item, ours, expected in zip(items, rows, parts, strict=True):
+                resized = item.kind == "video" and item.original != item.resized
+                assert np.abs(ours - expected).max() <= (RESIZED if resized else ROUNDING), item
         return prompt
 
     def compare(self, prompts):
