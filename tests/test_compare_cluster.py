@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 
 import pytest
 import scores
@@ -13,7 +14,7 @@ from qwenref.compare import cluster, workers
 from qwenref.compare.cluster import _agreed
 from qwenref.compare.errors import ClusterUnreachable, WorkerMismatch, WorkersLost
 from qwenref.compare.identity import arithmetic, digest, files_of
-from qwenref.compare.scoring import score
+from qwenref.compare.scoring import perform, score
 from qwenref.compare.workers import open_executor
 from qwenref.errors import CapabilityMissing, InputError, QwenrefWarning
 from qwenref.hub import EMBEDDED
@@ -125,18 +126,21 @@ def test_without_the_package_the_extra_is_named(model, monkeypatch):
 
 
 def test_a_cluster_that_goes_away_is_an_error(model, tasks, monkeypatch):
-    monkeypatch.setattr(cluster, "CONNECT", 1.0)
     monkeypatch.setattr(cluster, "GONE", 1.0)
     monkeypatch.setattr(cluster, "LOOK", 0.2)
     monkeypatch.setattr(workers, "_LOOK", 0.2)
     options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0", "processes": False}
     with distributed.LocalCluster(**options) as made:
+        with monkeypatch.context() as patch, open_executor(model, dask=made.scheduler_address) as executor:
+            patch.setattr(workers, "perform", lambda *args: time.sleep(1.5) or perform(*args))  # longer than GONE
+            assert scores.same(score(model, tasks[:1], executor), scores.done_here(model, tasks[:1]))
         with (
             pytest.raises(WorkersLost, match="a cluster without workers for 1 s"),
             open_executor(model, dask=made.scheduler_address) as executor,
         ):
             score(model, tasks * 9, executor, lambda done, total: made.scale(0) if done == 2 else None)
-        with pytest.raises(ClusterUnreachable, match="a Dask cluster without workers"):
+        with monkeypatch.context() as patch, pytest.raises(ClusterUnreachable, match="a Dask cluster without workers"):
+            patch.setattr(cluster, "CONNECT", 1.0)
             open_executor(model, dask=made.scheduler_address).__enter__()
         made.scale(1)
         with (

@@ -74,6 +74,8 @@ def test_a_key_is_of_all_that_decides_about_the_result_and_of_nothing_else(model
         chosen,
         chosen._replace(top=19),
         chosen._replace(extra=given.support),
+        chosen._replace(extra=given.support, top=0),
+        chosen._replace(support=given.support),
         chosen._replace(ids=(1, *chosen.ids[1:])),
         chosen._replace(start=6),
         chosen._replace(how=scores.TRUTH),
@@ -99,8 +101,8 @@ def test_a_key_is_of_all_that_decides_about_the_result_and_of_nothing_else(model
 def test_a_damaged_entry_is_none_and_is_written_again(model, store):
     task = scores.forms(model)[0]
     [scored] = score(model, [task], store=store)
-    kept, other = store.of(model), task._replace(start=6)
-    kept.put(other, scored._replace(support=scored.support[1:], logprobs=scored.logprobs[1:], best=scored.best[1:]))
+    kept, other = store.of(model), task._replace(how=scores.TRUTH)
+    kept.put(other, scored)
     path, foreign = store._path(kept._key(task)), store._path(kept._key(other)).read_bytes()
     whole = path.read_bytes()
     damaged = [b"", whole[:5], whole[:40], whole[:60], whole[:-1], whole + b"\0", foreign]
@@ -127,8 +129,7 @@ def test_what_was_longest_not_used_goes_before_the_limit_is_reached(tmp_path):
         store.write(key, content)
         os.utime(store._path(key), (n, n))
         if n >= 20:
-            assert store.read(keys[7]) == content
-            os.utime(store._path(keys[7]), (n, n))
+            assert store.read(keys[7]) == content  # which makes it the one used last
         found = [path for path in entries(store) if path not in (*strangers, fresh_part, old_part)]
         assert sum(path.stat().st_size for path in found) <= 64_000
     assert all(path.exists() for path in (*strangers, fresh_part)) and not old_part.exists()
@@ -177,6 +178,30 @@ def test_a_folder_that_cannot_be_written_is_one_warning_and_no_more(model, tmp_p
     with pytest.warns(QwenrefWarning, match="scores are not kept") as told:
         found = score(model, tasks, store=Store(tmp_path / "file" / "scores"))
     assert scores.same(found, scores.done_here(model, tasks)) and len(told) == 1
+
+
+def test_a_disk_that_fills_up_leaves_what_was_there(store, monkeypatch):
+    key = "ab" + "0" * 62
+    store.write(key, b"before")
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(QwenrefWarning, match="No space left"):
+        store.write(key, b"after")
+    assert store.read(key) == b"before" and len(entries(store)) == 1
+
+
+def test_a_folder_that_may_only_be_read_is_read(model, store, monkeypatch):
+    tasks = scores.many(model, 2)
+    found, counting = score(model, tasks, scores.Counting(), store=store), scores.Counting()
+
+    def refuse(*args):
+        raise PermissionError("read only")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert scores.same(score(model, tasks, counting, store=store), found) and not counting.given
 
 
 def test_the_environment_names_the_folder_or_turns_it_off(monkeypatch, tmp_path):
@@ -240,6 +265,7 @@ def test_files_that_changed_under_an_open_model_are_not_its_files(own, store):
 def test_a_copy_elsewhere_is_the_same_files_by_content(own, tmp_path):
     here = files_of(qwenref.from_pretrained("tiny"))
     assert here.within == "tiny" and here._replace(path="/nowhere").found() == EMBEDDED["tiny"]
+    assert here._replace(content=None, within=None).found() == EMBEDDED["tiny"]
     there = here._replace(path=str(own), within=None)
     assert there.found() == own and there._replace(content=None).found() is None
     assert there._replace(path="/nowhere").found() is None

@@ -1,5 +1,6 @@
 """Scores made elsewhere: the same bits whoever makes them, nothing lost when a worker is, no process left behind."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -14,8 +15,9 @@ import pytest
 import scores
 
 import qwenref
+from qwenref.compare import workers
 from qwenref.compare.errors import WorkerMismatch, WorkersLost
-from qwenref.compare.scoring import Task, score
+from qwenref.compare.scoring import Task, perform, score
 from qwenref.compare.workers import open_executor
 from qwenref.errors import InputError, QwenrefWarning, UnknownName
 
@@ -39,20 +41,34 @@ def pids():
     return {child.pid for child in multiprocessing.active_children()}
 
 
+@contextlib.contextmanager
+def six_threads():
+    before = qwenref.get_num_threads()
+    qwenref.set_num_threads(6)
+    try:
+        yield
+    finally:
+        qwenref.set_num_threads(before)
+
+
 def test_a_worker_process_that_is_killed_costs_time_and_nothing_else(model):
     tasks = [*scores.forms(model), *scores.many(model, 8)]
     before, seen, killed = pids(), [], []
 
     def kill(done, total):
         seen.append((done, total))
+        if done == 1:
+            for pid in pids() - before:  # a Ctrl-C reaches them too, and is not for them
+                os.kill(pid, signal.SIGINT)
         if done == 3:
             killed.extend(sorted(pids() - before)[:1])
             os.kill(killed[0], signal.SIGKILL)
 
-    with open_executor(model, workers=2) as executor:
+    with six_threads(), open_executor(model, workers=2) as executor:
         with pytest.warns(QwenrefWarning, match="a worker process ended"):
             found = score(model, tasks, executor, kill)
         assert killed[0] not in pids()
+        assert executor._executor.submit(qwenref.get_num_threads).result() == 3
         assert scores.same(found, scores.done_here(model, tasks))
         assert seen == [(n, len(tasks)) for n in range(1, len(tasks) + 1)]
         for pid in pids() - before:  # between two calls, when nobody waits for anything
@@ -168,6 +184,20 @@ def test_threads_of_this_process_take_the_model_as_it_is(model, in_memory):
             with open_executor(each, executor=threads) as executor:
                 assert scores.same(score(each, tasks, executor), scores.done_here(each, tasks))
         assert threads.submit(int, "7").result() == 7  # it stays open
+
+
+def test_an_interruption_takes_back_what_was_not_begun(model, monkeypatch):
+    begun = []
+    monkeypatch.setattr(workers, "perform", lambda model, task: begun.append(task) or perform(model, task))
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as threads, open_executor(model, executor=threads) as executor:
+        with pytest.raises(KeyboardInterrupt) as held:  # and with it every frame there was
+            score(model, scores.many(model, 40), executor, interrupt)
+        threads.submit(int).result()
+    assert held.traceback and 1 <= len(begun) < 20
 
 
 def test_processes_of_the_callers_own_and_several_models_on_them(model, in_memory, tmp_path):

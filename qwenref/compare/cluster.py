@@ -1,5 +1,6 @@
 """A Dask cluster that scores; it needs the package `distributed`, in the extra `cluster`."""
 
+import asyncio
 import time
 import warnings
 from concurrent.futures import CancelledError
@@ -13,6 +14,8 @@ from qwenref.errors import CapabilityMissing, InputError, QwenrefWarning, compos
 CONNECT = 10.0  # seconds to find the cluster and a worker in it
 GONE = 60.0  # seconds it may be without one
 LOOK = 5.0  # seconds between looks at what workers there are
+_SOON = 0.05  # seconds between looks at what they answered
+_GONE = (OSError, asyncio.TimeoutError)  # what waiting for a network ends with
 
 
 def connected(address):
@@ -26,12 +29,12 @@ def connected(address):
         raise InputError(compose(f"dask: {address!r}", expected="an address, tcp://host:port"))
     try:
         client = distributed.Client(address, timeout=CONNECT, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except (*_GONE, ValueError) as error:
         expected = "the address that the scheduler gives, tcp://host:port"
         raise ClusterUnreachable(compose(f"{address}: no Dask scheduler", found=error, expected=expected)) from error
     try:
         client.wait_for_workers(1, timeout=CONNECT)
-    except OSError as error:
+    except _GONE as error:
         client.close()
         do = f"dask worker {address}"
         raise ClusterUnreachable(compose(f"{address}: a Dask cluster without workers", found=error, do=do)) from error
@@ -52,14 +55,30 @@ class Cluster(Running):
 
     def _files(self, model):
         files = files_of(model, open_store())
-        try:
-            answers = self._client.run(_asked, files, on_error="return")
-            self._room = 2 * sum(self._client.nthreads().values())
-        except Exception as error:  # of a network stack, or of a worker that cannot even read the question
-            raise WorkerMismatch(compose(f"{self._address}: workers cannot be asked", found=error, do=_DO)) from error
-        parts = _agreed(answers, files)
+        parts = _agreed(self._answers(files), files)
         self.arithmetic, self._kind = digest(parts), kind(parts)
         return files
+
+    def _answers(self, files):
+        """{worker: what it says, or an exception} of those that are there, each asked by a task of its own."""
+        asked, slots = {}, self._slots()
+        for worker in slots:
+            asked[worker] = self._client.submit(_asked, files, workers=[worker], pure=False)
+        while any(not future.done() for worker, future in asked.items() if worker in slots):
+            time.sleep(_SOON)
+            slots = self._slots()
+        self._room = 2 * sum(slots.values())
+        answers = {worker: future.exception() or future.result() for worker, future in asked.items() if future.done()}
+        if not answers:
+            raise ClusterUnreachable(compose(f"{self._address}: workers went away when they were asked"))
+        return answers
+
+    def _slots(self):
+        """{worker: tasks it takes at once}, empty where the scheduler is gone."""
+        try:
+            return self._client.nthreads()
+        except _GONE:
+            return {}
 
     def _result(self, future):
         import distributed
@@ -71,7 +90,7 @@ class Cluster(Running):
             message = compose(f"{self._address}: workers end over the same work", found=error, do=do)
             raise WorkersLost(message) from error
         except CancelledError as error:
-            raise WorkersLost(compose(f"{self._address}: the cluster has gone", found=error)) from error
+            raise WorkersLost(compose(f"{self._address}: the cluster has gone", do="start it again")) from error
 
     def _look(self, done):
         now = time.monotonic()
@@ -80,10 +99,7 @@ class Cluster(Running):
         if now - self._looked < LOOK:
             return
         self._looked = now
-        try:
-            slots = sum(self._client.nthreads().values())
-        except (OSError, TimeoutError):
-            slots = 0
+        slots = sum(self._slots().values())
         if slots:
             self._there, self._room = now, 2 * slots
         elif now - self._there > GONE:

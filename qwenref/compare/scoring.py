@@ -4,6 +4,7 @@ A Task is one sequence under one of these.  It holds no model and it pickles, so
 `store` keep what came of it; that is the log-probabilities of a few ids for each position, not of the vocabulary.
 """
 
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -52,8 +53,8 @@ class Scored(NamedTuple):
 def score(model, tasks, executor=None, progress=None, store=None):
     """[Scored] of tasks, in their order.
 
-    executor   what they run on, `workers.open_executor`; None: here.  run(model, tasks) yields (index, Scored), in any
-               order, and `.arithmetic` says what computes
+    executor   what they run on, `workers.open_executor`; None: here.  run(model, tasks) is a generator of (index,
+               Scored), in any order, and `.arithmetic` says what computes
     progress   progress(done, total) is called after each
     store      a `store.Store` that is asked first and keeps every result as soon as it is there
     """
@@ -65,14 +66,19 @@ def score(model, tasks, executor=None, progress=None, store=None):
     if progress is not None and results:
         progress(len(results), len(tasks))
     asked = [tasks[n] for n in left]
-    run = enumerate(perform(model, task) for task in asked) if executor is None else executor.run(model, asked)
-    for at, scored in run:
-        results[left[at]] = scored
-        if kept is not None:
-            kept.put(asked[at], scored)
-        if progress is not None:
-            progress(len(results), len(tasks))
+    with closing(_run(model, asked) if executor is None else executor.run(model, asked)) as run:
+        for at, scored in run:
+            results[left[at]] = scored
+            if kept is not None:
+                kept.put(asked[at], scored)
+            if progress is not None:
+                progress(len(results), len(tasks))
     return [results[n] for n in range(len(tasks))]
+
+
+def _run(model, tasks):
+    for at, task in enumerate(tasks):
+        yield at, perform(model, task)
 
 
 def perform(model, task):

@@ -9,6 +9,7 @@ may use the folder at once.  Those longest not used are removed before the whole
 at work, a sixteenth of it more for each).
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -79,9 +80,10 @@ class Store:
             head = len(_FORM) + 32
             if found[: len(_FORM)] != _FORM or found[len(_FORM) : head] != _seal(key, found[head:]):
                 return None
-            os.utime(path)
         except OSError:
             return None
+        with contextlib.suppress(OSError):  # a folder that may only be read is as good
+            os.utime(path)
         return found[head:]
 
     def write(self, key, content):

@@ -175,7 +175,7 @@ class Running:
         """Whether the executor turned out to be broken."""
         try:
             while waiting and len(pending) < self._room:
-                future = self._executor.submit(performed, name, self._kind, light[waiting[0]])
+                future = self._submit(performed, name, self._kind, light[waiting[0]])
                 pending[future] = waiting.popleft()
         except BrokenExecutor:
             return True
@@ -198,6 +198,9 @@ class Running:
             return files_of(model, open_store())
         except InputError:
             return None  # an executor of threads of another kind may not need any
+
+    def _submit(self, *work):
+        return self._executor.submit(*work)
 
     def _result(self, future):
         return future.result()
@@ -234,6 +237,14 @@ class Processes(Running):
     def _files(self, model):
         return files_of(model, content=False)
 
+    def _submit(self, *work):
+        # A process that this starts is born with SIGINT held back: a Ctrl-C is for the one that waits.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super()._submit(*work)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def _mend(self, tries):
         self._executor.shutdown(wait=True)
         if tries >= TRIES:
@@ -251,7 +262,8 @@ class Processes(Running):
 
 def _begin(threads, until):
     """What a worker process does first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that waits for us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _C.set_num_threads(threads)
 
     def watch():
