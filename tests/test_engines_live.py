@@ -72,6 +72,17 @@ def test_the_vocabulary_and_the_ends_are_those_of_the_checkpoint(engine, referen
     assert set(reference.stop_ids) <= set(engine.config()["stop_ids"])
 
 
+def test_activations_are_those_of_the_reference(engine, reference):
+    if not engine.capabilities().activations:
+        pytest.skip("it gives none")
+    ids = reference.tokenize(TEXT)
+    found = engine.activations(ids, ["model.language_model.layers.*", "model.language_model.norm"])
+    own = reference.activations(ids, list(found))
+    assert len(found) > 10
+    for name, value in found.items():
+        assert np.abs(value - own[name]).mean() < 0.05 * np.abs(own[name]).mean(), name
+
+
 def test_what_are_no_ids_is_refused(engine):
     if engine.capabilities().ids_in:
         for ids in ([engine.vocab], [-1], []):

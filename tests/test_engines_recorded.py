@@ -26,6 +26,8 @@ class Run(NamedTuple):
 RUNS = [
     # Sums in another order.
     Run("llama_cpp.jsonl", "tiny", 0, 1e-5, "llama-cpp-python 0.3.36", "float32"),
+    # bf16, step by step.
+    Run("vllm.jsonl", "wide", 2e-2, 1e-1, "0.32.0", "bfloat16"),
     Run("openvino.jsonl", "tiny", 0, 3e-5, "2026.4.1", "float32"),
 ]
 

@@ -111,6 +111,8 @@ class Recorder:
             self._keep(f"{head}.resid_post", _sum(returned))
             self._keep(head, _sum(returned))
             return
+        if inside == "mlp.act_fn" and given[0].shape[-1] != returned[0].shape[-1]:
+            return  # joined with the product behind it
         if inside == "post_attention_layernorm":  # alone, or joined with the addition before it
             self._keep(f"{head}.resid_mid", returned[1] if len(returned) > 1 else given[0])
         if inside == "self_attn" and len(returned) > 1 and returned[1].ndim == 4:
@@ -122,7 +124,7 @@ class Recorder:
         for site, side, kind in _SHOWN.get(inside, ()):
             value = given[0] if side == "input" else returned[0]
             self._keep(f"{short.rpartition('.')[0]}.{site}", value, kind)
-        self._keep(short, returned[0], "query" if inside == "self_attn.q_norm" else None)
+        self._keep(short, returned[0], {"self_attn.q_norm": "query", "self_attn.k_norm": "key"}.get(inside))
 
     def _keep(self, name, value, kind=None, whole=False):
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):

@@ -3,6 +3,9 @@
 import contextlib
 import importlib
 import importlib.metadata
+import os
+import sys
+from pathlib import Path
 
 from qwenref.checks import is_whole
 from qwenref.compare.errors import EngineRejected
@@ -46,6 +49,25 @@ def running(where):
     """What a library raises while it computes, as EngineRejected."""
     with _raising(EngineRejected, f"{where}: the engine failed", {}):
         yield
+
+
+@contextlib.contextmanager
+def silenced():
+    """Nothing on the terminal of a library that writes there and knows no other way, be it from C."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.ExitStack() as stack:
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            stream = getattr(sys, name)
+            if stream is not None:
+                stream.flush()
+            try:
+                whole = os.dup(number)
+            except OSError:  # a process without a terminal
+                continue
+            stack.callback(os.close, whole)
+            stack.callback(os.dup2, whole, number)
+            os.dup2(nowhere.fileno(), number)
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
 
 
 @contextlib.contextmanager

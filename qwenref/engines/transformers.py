@@ -4,14 +4,13 @@ import contextlib
 import importlib
 import inspect
 
-from qwenref.engines import checked
 from qwenref.engines.dump_activations import Recorder
 from qwenref.engines.hf_tokenizer import open_tokenizer
 from qwenref.engines.model_files import model_facts, sampling_defaults
 from qwenref.engines.packages import imported, version
-from qwenref.engines.stepping import Stepping, lacks
+from qwenref.engines.site_names import short_site, under_names
+from qwenref.engines.stepping import Stepping
 from qwenref.hub import resolve
-from qwenref.sites import ROOTS
 from qwenref.tokenizer import find_stop_ids
 
 
@@ -64,19 +63,11 @@ class Transformers(Stepping):
         """Of one prefill, those of `sites` (names or patterns) that hooks can see; see `dump_activations`."""
         import torch
 
-        ids = checked.ids(ids, self.vocab, self.limit, f"{self.name}: activations")
-        wanted = {site: _without_root(site) for site in sites}
-        recorder = Recorder(self.model, *wanted.values())
+        ids = self.ids(ids, f"{self.name}: activations")
+        recorder = Recorder(self.model, *map(short_site, sites))
         with recorder, torch.inference_mode(), _quiet():
             self.model(torch.tensor([ids]), use_cache=True)
-        found = {}
-        for site, short in wanted.items():
-            root = site[: len(site) - len(short)]
-            for name, value in recorder.matching(short).items():
-                found[name if name == "lm_head" else root + name] = value
-        if not found:
-            raise lacks(self.name, f"activations of {', '.join(sites)[:80]}", "hooks on modules do not see them")
-        return found
+        return under_names(self.name, recorder, sites)
 
     def config(self):
         import torch
@@ -122,10 +113,6 @@ def delta_path():
 
 def _dtype(model):
     return str(model.dtype).removeprefix("torch.")
-
-
-def _without_root(site):
-    return next(site[len(root) :] for root in sorted(ROOTS, key=len, reverse=True) if site.startswith(root))
 
 
 @contextlib.contextmanager

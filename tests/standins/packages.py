@@ -4,7 +4,7 @@ import shutil
 import sys
 
 from qwenref.hub import EMBEDDED
-from standins import llama_cpp, openvino
+from standins import llama_cpp, openvino, vllm_here
 
 OF_CHECKPOINTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
@@ -34,6 +34,12 @@ def of_openvino(monkeypatch, folder, engine, tokenizer, **how):
     return f"openvino:{folder_of(folder, 'openvino_model.xml', 'openvino_model.bin')}", module
 
 
+def of_vllm(monkeypatch, folder, engine, tokenizer, **how):
+    module = vllm_here.module(engine, tokenizer, **how)
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    return f"vllm:{folder_of(folder, 'model.safetensors')}", module
+
+
 # Kind -> function (monkeypatch, an empty folder, the engine behind, its tokenizer, **how) -> (spec, module)
-STANDIN = {"llama-cpp": llama, "openvino": of_openvino}
-PACKAGE = {"llama-cpp": "llama_cpp", "openvino": "openvino"}  # what has to be installed
+STANDIN = {"llama-cpp": llama, "openvino": of_openvino, "vllm": of_vllm}
+PACKAGE = {"llama-cpp": "llama_cpp", "openvino": "openvino", "vllm": "vllm"}  # what has to be installed
