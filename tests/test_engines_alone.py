@@ -1,5 +1,6 @@
 """What is one engine's alone: its options, its files, its words for what it does not do."""
 
+import json
 import os
 import sys
 
@@ -243,3 +244,38 @@ def test_activations_of_vllm_are_those_that_are_sites(monkeypatch, tmp_path, beh
         assert (found[layer + "mlp.hidden"] == decoder.hidden.numpy()[None]).all()
         with pytest.raises(CapabilityMissing, match="hooks on modules do not see them"):
             engine.activations([5], ["layers.3.mlp.act_fn"])
+
+
+# mlx-lm alone
+
+
+@pytest.fixture
+def mlx(monkeypatch, tmp_path, behind):
+    return STANDIN["mlx"](monkeypatch, tmp_path, behind, behind.model.tokenizer)
+
+
+def test_parameters_of_mlx_are_brought_to_a_type_and_packed_ones_left(mlx):
+    spec, modules = mlx
+    with engines.open(spec, dtype="float32", device="cpu") as engine:
+        kinds = {name: leaf.dtype for name, leaf in engine._model.parameters().items()}
+        said = engine.config()
+    assert kinds == dict.fromkeys(("embed", "norm", "A_log"), "mlx.core.float32") | {"packed": "mlx.core.uint32"}
+    assert (said["dtype"], said["kv_dtype"], engine.name) == ("float32", "float32", "mlx float32")
+    assert said["backend"].endswith("Device(cpu, 0)") and modules["mlx.core"].device == "Device(cpu, 0)"
+
+
+def test_a_quantised_folder_of_mlx_says_so(mlx, tmp_path):
+    said = json.loads((tmp_path / "config.json").read_text()) | {"quantization": {"bits": 4, "group_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with engines.open(mlx[0]) as engine:
+        assert engine.config()["quant"] == "4 bits"
+
+
+def test_what_mlx_refuses_is_said_in_its_words(mlx):
+    spec, modules = mlx
+    modules["mlx_lm"].refuses = "Model type qwen3_5_text not supported."
+    with pytest.raises(CheckpointError, match="mlx-lm does not open it\n +found +ValueError: Model type qwen3_5_text"):
+        engines.open(spec)
+    for option in ({"dtype": "float64"}, {"device": "npu"}):
+        with pytest.raises(InputError, match=next(iter(option.values()))):
+            engines.open(spec, **option)

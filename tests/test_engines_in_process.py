@@ -23,6 +23,7 @@ KINDS = sorted(STANDIN)
 SAID = {
     "llama-cpp": {"name": "llama.cpp", "dtype": "float32", "quant": None, "kv_dtype": "float32"},
     "openvino": {"name": "openvino", "dtype": "float32", "kv_dtype": "float32", "backend": "CPU"},
+    "mlx": {"name": "mlx-lm", "dtype": "bfloat16", "kv_dtype": "bfloat16", "quant": None},
     "vllm": {"name": "vllm", "dtype": "bfloat16", "kv_dtype": "bfloat16", "state_dtype": "float32", "tp": 1},
 }
 

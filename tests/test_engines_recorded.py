@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
-from standins.runs import DATA, asked, checkpoint
+from standins.runs import DATA, asked, checkpoint, folder
 
 import qwenref
 from qwenref import engines
@@ -26,6 +27,8 @@ class Run(NamedTuple):
 RUNS = [
     # Sums in another order.
     Run("llama_cpp.jsonl", "tiny", 0, 1e-5, "llama-cpp-python 0.3.36", "float32"),
+    # Its norm weights are 1 + w rounded to bf16, whatever type is asked for.
+    Run("mlx.jsonl", "tiny", 1e-2, 5e-2, "0.32.2", "float32"),
     # bf16, step by step.
     Run("vllm.jsonl", "wide", 2e-2, 1e-1, "0.32.0", "bfloat16"),
     Run("openvino.jsonl", "tiny", 0, 3e-5, "2026.4.1", "float32"),
@@ -56,6 +59,22 @@ def rms(values):
 
 def test_its_numbers_are_as_far_from_the_reference_as_is_known(run):
     assert run.least <= rms(errors(run.file, checkpoint(run.checkpoint))) < run.most
+
+
+def with_rounded_norms(name):
+    """The model of a name, its norms multiplying by 1 + w rounded to bf16."""
+    model = qwenref.from_pretrained(folder(name))
+    for key, w in model.named_parameters():
+        if key.endswith("norm.weight") and "visual" not in key and not key.endswith("linear_attn.norm.weight"):
+            one = (1 + np.asarray(w).astype(np.float32)).astype(ml_dtypes.bfloat16)
+            w[...] = (one.astype(np.float32) - 1).astype(w.dtype)
+    return model
+
+
+@pytest.mark.parametrize("file", ["mlx.jsonl"])
+def test_rounded_norm_weights_are_all_that_is_wrong(file):
+    """An engine that says float32 and is a thousand times as far off as others: with that one change it is as they."""
+    assert rms(errors(file, with_rounded_norms("tiny"))) < 3e-5
 
 
 def test_it_was_asked_what_would_be_asked_today(run):

@@ -68,3 +68,19 @@ def with_chosen(row):
     if row.chosen is not None:
         found.setdefault(row.chosen, row.chosen_logprob)
     return found
+
+
+class Tokenizer:
+    """What is used of a tokenizer of transformers."""
+
+    chat_template = "{{ messages }}"
+
+    def __init__(self, engine, tokenizer):
+        self.engine, self.tokenizer = engine, tokenizer
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": self.tokenizer.encode(text)}
+
+    def apply_chat_template(self, messages, tokenize, **options):
+        assert tokenize is False
+        return self.engine.render(messages, **options).text

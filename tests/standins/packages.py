@@ -4,7 +4,8 @@ import shutil
 import sys
 
 from qwenref.hub import EMBEDDED
-from standins import llama_cpp, openvino, vllm_here
+from standins import llama_cpp, mlx, openvino, vllm_here
+from standins.engine import Tokenizer
 
 OF_CHECKPOINTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
@@ -40,6 +41,18 @@ def of_vllm(monkeypatch, folder, engine, tokenizer, **how):
     return f"vllm:{folder_of(folder, 'model.safetensors')}", module
 
 
+def of_mlx(monkeypatch, folder, engine, tokenizer, **how):
+    modules = mlx.modules(engine, Tokenizer(engine, tokenizer), **how)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return f"mlx:{folder_of(folder, 'model.safetensors')}", modules
+
+
 # Kind -> function (monkeypatch, an empty folder, the engine behind, its tokenizer, **how) -> (spec, module)
-STANDIN = {"llama-cpp": llama, "openvino": of_openvino, "vllm": of_vllm}
-PACKAGE = {"llama-cpp": "llama_cpp", "openvino": "openvino", "vllm": "vllm"}  # what has to be installed
+STANDIN = {"llama-cpp": llama, "openvino": of_openvino, "vllm": of_vllm, "mlx": of_mlx}
+PACKAGE = {
+    "llama-cpp": "llama_cpp",
+    "openvino": "openvino",
+    "vllm": "vllm",
+    "mlx": "mlx.core",
+}  # what has to be installed

@@ -4,7 +4,7 @@ import types
 from typing import NamedTuple
 
 from qwenref.engines import ALL
-from standins.engine import Behind, with_chosen
+from standins.engine import Behind, Tokenizer, with_chosen
 
 KNOWN = {
     "dtype", "max_model_len", "enforce_eager", "enable_prefix_caching", "generation_config", "max_logprobs",
@@ -61,7 +61,7 @@ def module(engine, tokenizer, decoder=None):
             return [function(decoder)]
 
         def get_tokenizer(self):
-            return _Tokenizer(engine, tokenizer)
+            return Tokenizer(engine, tokenizer)
 
         def generate(self, prompts, params, use_tqdm=True):
             if use_tqdm:
@@ -102,17 +102,3 @@ def _table(row, k):
     kept = row if k == -1 else row._replace(ids=row.ids[:k], logprobs=row.logprobs[:k])
     found = {id: Logprob(value, ranked.index(id) + 1) for id, value in with_chosen(kept).items()}
     return found if row.chosen is None else {row.chosen: found[row.chosen], **found}
-
-
-class _Tokenizer:
-    """What is used of a tokenizer of transformers."""
-
-    def __init__(self, engine, tokenizer):
-        self.engine, self.tokenizer = engine, tokenizer
-
-    def __call__(self, text, add_special_tokens=True):
-        return {"input_ids": self.tokenizer.encode(text)}
-
-    def apply_chat_template(self, messages, tokenize, **options):
-        assert tokenize is False
-        return self.engine.render(messages, **options).text
