@@ -1,10 +1,13 @@
-"""Test set-up shared by all files: which qwenref is tested."""
+"""Test set-up shared by all files: which qwenref is tested, and that nothing is kept outside of temporary folders."""
 
+import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+os.environ["QWENREF_CACHE"] = "0"  # scores of earlier runs would hide what computes them
 
 # `python -m pytest` puts the source folder on sys.path, where qwenref/ without its compiled part would hide the
 # installed package. Unless the extension was built in place, test what is installed.

@@ -34,11 +34,9 @@ def tasks(model):
 
 @pytest.fixture(autouse=True, scope="module")
 def two():
-    """A cluster on loopback; its workers keep nothing on disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QWENREF_CACHE", "0")
-        with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as made:
-            yield made
+    """A cluster on loopback."""
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as made:
+        yield made
 
 
 def pids(two):

@@ -32,11 +32,6 @@ def in_memory(model):
     return qwenref.from_config(model.config, seed=0)
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch):
-    monkeypatch.setenv("QWENREF_CACHE", "0")
-
-
 def pids():
     return {child.pid for child in multiprocessing.active_children()}
 

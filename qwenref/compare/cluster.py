@@ -15,7 +15,7 @@ CONNECT = 10.0  # seconds to find the cluster and a worker in it
 GONE = 60.0  # seconds it may be without one
 LOOK = 5.0  # seconds between looks at what workers there are
 _SOON = 0.05  # seconds between looks at what they answered
-_GONE = (OSError, asyncio.TimeoutError)  # what waiting for a network ends with
+_NETWORK = (OSError, asyncio.TimeoutError)  # what waiting for a network ends with
 
 
 def connected(address):
@@ -29,12 +29,12 @@ def connected(address):
         raise InputError(compose(f"dask: {address!r}", expected="an address, tcp://host:port"))
     try:
         client = distributed.Client(address, timeout=CONNECT, set_as_default=False)
-    except (*_GONE, ValueError) as error:
+    except (*_NETWORK, ValueError) as error:
         expected = "the address that the scheduler gives, tcp://host:port"
         raise ClusterUnreachable(compose(f"{address}: no Dask scheduler", found=error, expected=expected)) from error
     try:
         client.wait_for_workers(1, timeout=CONNECT)
-    except _GONE as error:
+    except _NETWORK as error:
         client.close()
         do = f"dask worker {address}"
         raise ClusterUnreachable(compose(f"{address}: a Dask cluster without workers", found=error, do=do)) from error
@@ -77,7 +77,7 @@ class Cluster(Running):
         """{worker: tasks it takes at once}, empty where the scheduler is gone."""
         try:
             return self._client.nthreads()
-        except _GONE:
+        except _NETWORK:
             return {}
 
     def _result(self, future):
