@@ -27,6 +27,7 @@ ENGINES = {
     "llama-cpp": ("llama_cpp_python",),
     "openvino": ("openvino",),
     "mlx": ("mlx-lm",),
+    "ortgenai": ("onnxruntime-genai",),
     "vllm": ("vllm",),
 }
 _IDS = (1, 2, 3, 5, 8, 13, 21, 34)

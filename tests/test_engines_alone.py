@@ -279,3 +279,63 @@ def test_what_mlx_refuses_is_said_in_its_words(mlx):
     for option in ({"dtype": "float64"}, {"device": "npu"}):
         with pytest.raises(InputError, match=next(iter(option.values()))):
             engines.open(spec, **option)
+
+
+# ONNX Runtime GenAI alone
+
+
+@pytest.fixture
+def ortgenai(monkeypatch, tmp_path, behind):
+    def opening(**how):
+        return STANDIN["ortgenai"](monkeypatch, tmp_path, behind, behind.model.tokenizer, **how)
+
+    return opening
+
+
+def test_ortgenai_has_room_for_what_is_asked_and_reports_to_nobody(ortgenai):
+    spec, module = ortgenai()
+    for context, room in ((None, 4096), (9000, 9000), (2**20, 2**18)):
+        with engines.open(spec, context=context) as engine:
+            engine.fresh()
+            assert engine.limit == room == module.options["max_length"] and module.options["do_sample"] is False
+    assert module.telemetry is False
+    with pytest.raises(BadTokenIds, match="do +open it with room for more: context=N"):
+        engines.open(spec, context=16).score([1] * 17, 1)
+    with pytest.raises(InputError, match="context"):
+        engines.open(spec, context=0)
+
+
+def test_a_tokenizer_that_ortgenai_does_not_open_leaves_it_without_text(ortgenai):
+    with engines.open(ortgenai(tokenizer_class="Qwen3_5Tokenizer")[0]) as engine:
+        assert not engine.capabilities().tokenize and not engine.capabilities().render
+        for call in (engine.tokenize, engine.render):
+            with pytest.raises(CapabilityMissing, match="Unsupported tokenizer class: Qwen3_5Tokenizer"):
+                call("x")
+
+
+def test_ortgenai_renders_tools_but_no_options_of_a_template(ortgenai, own):
+    messages, tools = [{"role": "user", "content": "ünder"}], [{"type": "function", "function": {"name": "f"}}]
+    with engines.open(ortgenai()[0]) as engine:
+        assert engine.render(messages, tools=tools) == own.render(messages, tools=tools)
+        with pytest.raises(CapabilityMissing, match="no template option enable_thinking"):
+            engine.render(messages, enable_thinking=False)
+
+
+def test_a_folder_of_ortgenai_that_lacks_something_says_what(ortgenai, tmp_path):
+    spec, _ = ortgenai()
+    config = tmp_path / "genai_config.json"
+    config.write_text('{"model": {"vocab_size": 5}}')
+    with pytest.raises(CheckpointError, match="genai_config.json: sizes(.|\n)*model.context_length"):
+        engines.open(spec)
+    config.unlink()
+    with pytest.raises(CheckpointError, match="no genai_config.json(.|\n)*do +python -m onnxruntime_genai"):
+        engines.open(spec)
+
+
+def test_an_export_that_ortgenai_does_not_open_is_named_with_its_words(ortgenai):
+    spec, module = ortgenai()
+    module.refuses = "GetMemoryInfo for CPU should not be used."
+    with pytest.raises(
+        CheckpointError, match="ONNX Runtime GenAI does not open it\n +found +RuntimeError: GetMemoryInfo"
+    ):
+        engines.open(spec)

@@ -24,6 +24,7 @@ SAID = {
     "llama-cpp": {"name": "llama.cpp", "dtype": "float32", "quant": None, "kv_dtype": "float32"},
     "openvino": {"name": "openvino", "dtype": "float32", "kv_dtype": "float32", "backend": "CPU"},
     "mlx": {"name": "mlx-lm", "dtype": "bfloat16", "kv_dtype": "bfloat16", "quant": None},
+    "ortgenai": {"name": "onnxruntime-genai", "dtype": "float32", "kv_dtype": "float32"},
     "vllm": {"name": "vllm", "dtype": "bfloat16", "kv_dtype": "bfloat16", "state_dtype": "float32", "tp": 1},
 }
 
@@ -89,7 +90,7 @@ def test_text_is_tokenized_by_the_engine(engine, own):
 def test_conversations_are_rendered_by_the_engine(engine, own):
     if engine.capabilities().render:
         messages = [{"role": "user", "content": TEXT}]
-        for options in ({}, {"enable_thinking": False}):
+        for options in ({}, {"add_generation_prompt": False}):
             assert engine.render(messages, **options) == own.render(messages, **options)
 
 

@@ -13,6 +13,7 @@ ADAPTERS = {
     "llama-cpp": "llama_cpp",
     "openvino": "openvino",
     "mlx": "mlx",
+    "ortgenai": "ortgenai",
     "vllm": "vllm",
     "vllm+http": "vllm_http",
     "sglang+http": "sglang",

@@ -14,7 +14,7 @@ from qwenref._C import get_num_threads
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines.model_files import gguf_facts
 from qwenref.engines.packages import counts, imported, version
-from qwenref.engines.stepping import Stepping
+from qwenref.engines.stepping import MORE, Stepping
 from qwenref.errors import CapabilityMissing, CheckpointError, InputError, compose
 
 CONTEXT = 4096  # tokens, where the model has more and nobody asks for them: keys and values of all are allocated
@@ -58,7 +58,7 @@ class LlamaCpp(Stepping):
     """A model and a context of llama.cpp as an engine."""
 
     order = "llama.cpp"
-    more = "open it with room for more: context=N"
+    more = MORE
 
     def __init__(self, library, model, state, params, path, name):
         self._lc, self._model, self._state, self._params = library, model, state, params

@@ -12,6 +12,8 @@ from qwenref.errors import CapabilityMissing, InputError, compose
 KEPT_LOGITS = 2**28  # `Scores.dense` is left out above so many: 1 GiB
 AT_A_TIME = 2**27  # logits of one call, where the engine may be fed in pieces
 
+MORE = "open it with room for more: context=N"  # what a caller does who needs more than `limit`
+
 # How a request for sampling is spelled; all but the last two are `Sampler`'s.
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -31,7 +33,7 @@ class Stepping(Closing):
 
     vocab = limit = None
     stop_ids = ()
-    more = None  # what a caller does who needs more than `limit`
+    more = None  # MORE, of an engine with that option
     order = "hf"  # of the steps of sampling: those of the engine
     in_pieces = False  # whether a prompt fed in several calls is what the engine would do itself
     sites = False  # whether it has `activations`

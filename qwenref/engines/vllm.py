@@ -10,7 +10,7 @@ from qwenref.engines.model_files import model_facts, sampling_defaults
 from qwenref.engines.packages import counts, imported, opening, running, silenced, version
 from qwenref.engines.served import dense_rows, row_of
 from qwenref.engines.site_names import short_site, under_names
-from qwenref.engines.stepping import named
+from qwenref.engines.stepping import MORE, named
 from qwenref.hub import read_json, resolve
 from qwenref.tokenizer import find_stop_ids
 
@@ -27,7 +27,6 @@ PLAIN = {
     "logprobs_mode": "raw_logprobs", "max_num_seqs": 4, "limit_mm_per_prompt": {"image": 0, "video": 0},
     "disable_log_stats": True,
 }  # fmt: skip
-MORE = "open it with room for more: context=N"
 
 
 def open(rest, *, dtype="auto", context=4096, name=None, **options):

@@ -1,10 +1,11 @@
 """Engines of other packages with a stand-in in the package's place: specs that open them as a user would."""
 
+import json
 import shutil
 import sys
 
 from qwenref.hub import EMBEDDED
-from standins import llama_cpp, mlx, openvino, vllm_here
+from standins import llama_cpp, mlx, openvino, ortgenai, vllm_here
 from standins.engine import Tokenizer
 
 OF_CHECKPOINTS = (
@@ -48,11 +49,21 @@ def of_mlx(monkeypatch, folder, engine, tokenizer, **how):
     return f"mlx:{folder_of(folder, 'model.safetensors')}", modules
 
 
+def of_ortgenai(monkeypatch, folder, engine, tokenizer, **how):
+    module = ortgenai.module(engine, tokenizer, **how)
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", module)
+    folder = folder_of(folder, "model.onnx.data")
+    (folder / "config.json").unlink()
+    said = {"vocab_size": 1280, "context_length": 2**18, "eos_token_id": list(engine.stop_ids), "pad_token_id": 1254}
+    (folder / "genai_config.json").write_text(json.dumps({"model": said}), encoding="utf-8")
+    return f"ortgenai:{folder}", module
+
+
 # Kind -> function (monkeypatch, an empty folder, the engine behind, its tokenizer, **how) -> (spec, module)
-STANDIN = {"llama-cpp": llama, "openvino": of_openvino, "vllm": of_vllm, "mlx": of_mlx}
+STANDIN = {
+    "llama-cpp": llama, "openvino": of_openvino, "vllm": of_vllm, "mlx": of_mlx, "ortgenai": of_ortgenai,
+}  # fmt: skip
 PACKAGE = {
-    "llama-cpp": "llama_cpp",
-    "openvino": "openvino",
-    "vllm": "vllm",
-    "mlx": "mlx.core",
-}  # what has to be installed
+    "llama-cpp": "llama_cpp", "openvino": "openvino", "vllm": "vllm", "mlx": "mlx.core",
+    "ortgenai": "onnxruntime_genai",
+}  # fmt: skip  # what has to be installed
