@@ -73,7 +73,7 @@ def test_no_value_is_further_from_the_definition_than_that_of_transformers(model
     ratios = {}
     for name, pair in errors.items():
         ours, theirs = (np.concatenate(part) for part in pair)
-        assert np.abs(theirs).max() < 1e-3, name
+        assert np.abs(theirs).max() < 5e-5, name  # 7e-6 is measured; the other form of GELU alone is 6e-4 away
         ratios[name] = np.array(
             [np.abs(ours).max() / np.abs(theirs).max(), np.sqrt(np.mean(ours**2) / np.mean(theirs**2))]
         )
