@@ -25,6 +25,7 @@ EXTRAS = {
 ENGINES = {
     "transformers": ("transformers", "torch"),
     "llama-cpp": ("llama_cpp_python",),
+    "ik-llama": ("ik_llama_cpp_python",),
     "openvino": ("openvino",),
     "mlx": ("mlx-lm",),
     "ortgenai": ("onnxruntime-genai",),

@@ -339,3 +339,40 @@ def test_an_export_that_ortgenai_does_not_open_is_named_with_its_words(ortgenai)
         CheckpointError, match="ONNX Runtime GenAI does not open it\n +found +RuntimeError: GetMemoryInfo"
     ):
         engines.open(spec)
+
+
+# ik_llama.cpp alone
+
+
+@pytest.fixture
+def ik_llama(monkeypatch, tmp_path, behind):
+    def opening(**how):
+        return STANDIN["ik-llama"](monkeypatch, tmp_path, behind, behind.model.tokenizer, **how)
+
+    return opening
+
+
+def test_a_prompt_of_ik_llama_goes_in_its_own_batches_and_all_is_closed(ik_llama, own):
+    spec, module = ik_llama(kind="Q4_K - Medium")
+    ids = [id % 1000 for id in range(600)]
+    with engines.open(spec, threads=3, context=700) as engine:
+        same_rows(engine.score(ids, 2).rows, own.score(ids, 2).rows)
+        assert engine.config()["quant"] == "Q4_K - Medium" and module.threads == 3 and len(module.opened) == 2
+        with pytest.raises(BadTokenIds, match="do +open it with room for more: context=N"):
+            engine.score([1] * 701, 1)
+        module.failing = -3
+        with pytest.raises(EngineRejected, match="llama_decode returned -3"):
+            engine.score([1], 1)
+    engine.close()
+    assert module.opened == []
+
+
+def test_what_ik_llama_does_not_open_is_named_and_nothing_is_written(ik_llama, tmp_path, capfd):
+    spec, _ = ik_llama()
+    (tmp_path / "tiny.gguf").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match="ik_llama.cpp does not open it\n +found +RuntimeError: Failed to load"):
+        engines.open(spec)
+    for option in ({"context": 0}, {"threads": -1}):
+        with pytest.raises(InputError, match=next(iter(option))):
+            engines.open(spec, **option)
+    assert capfd.readouterr() == ("", "")

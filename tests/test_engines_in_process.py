@@ -23,6 +23,7 @@ KINDS = sorted(STANDIN)
 SAID = {
     "llama-cpp": {"name": "llama.cpp", "dtype": "float32", "quant": None, "kv_dtype": "float32"},
     "openvino": {"name": "openvino", "dtype": "float32", "kv_dtype": "float32", "backend": "CPU"},
+    "ik-llama": {"name": "ik_llama.cpp", "dtype": "float32", "quant": None, "kv_dtype": "float16"},
     "mlx": {"name": "mlx-lm", "dtype": "bfloat16", "kv_dtype": "bfloat16", "quant": None},
     "ortgenai": {"name": "onnxruntime-genai", "dtype": "float32", "kv_dtype": "float32"},
     "vllm": {"name": "vllm", "dtype": "bfloat16", "kv_dtype": "bfloat16", "state_dtype": "float32", "tp": 1},

@@ -11,6 +11,7 @@ ADAPTERS = {
     "reference": "reference",
     "transformers": "transformers",
     "llama-cpp": "llama_cpp",
+    "ik-llama": "ik_llama",
     "openvino": "openvino",
     "mlx": "mlx",
     "ortgenai": "ortgenai",

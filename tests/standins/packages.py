@@ -5,7 +5,7 @@ import shutil
 import sys
 
 from qwenref.hub import EMBEDDED
-from standins import llama_cpp, mlx, openvino, ortgenai, vllm_here
+from standins import ik_llama, llama_cpp, mlx, openvino, ortgenai, vllm_here
 from standins.engine import Tokenizer
 
 OF_CHECKPOINTS = (
@@ -19,6 +19,14 @@ def llama(monkeypatch, folder, engine, tokenizer, **how):
     path = folder / "tiny.gguf"
     path.write_bytes(b"GGUF")
     return f"llama-cpp:{path}", module
+
+
+def of_ik_llama(monkeypatch, folder, engine, tokenizer, **how):
+    modules = ik_llama.modules(engine, tokenizer, **how)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    (folder / "tiny.gguf").write_bytes(b"GGUF")
+    return f"ik-llama:{folder / 'tiny.gguf'}", modules["ik_llama_cpp.llama"]
 
 
 def folder_of(folder, *empty):
@@ -62,8 +70,9 @@ def of_ortgenai(monkeypatch, folder, engine, tokenizer, **how):
 # Kind -> function (monkeypatch, an empty folder, the engine behind, its tokenizer, **how) -> (spec, module)
 STANDIN = {
     "llama-cpp": llama, "openvino": of_openvino, "vllm": of_vllm, "mlx": of_mlx, "ortgenai": of_ortgenai,
+    "ik-llama": of_ik_llama,
 }  # fmt: skip
 PACKAGE = {
     "llama-cpp": "llama_cpp", "openvino": "openvino", "vllm": "vllm", "mlx": "mlx.core",
-    "ortgenai": "onnxruntime_genai",
+    "ortgenai": "onnxruntime_genai", "ik-llama": "ik_llama_cpp.llama",
 }  # fmt: skip  # what has to be installed
