@@ -1,6 +1,7 @@
 """Videos made ready: arrays, lists of frames and files are the same video; times, odd counts, and what is refused."""
 
 import io
+import struct
 import sys
 
 import av
@@ -191,6 +192,41 @@ def test_a_file_that_ends_early_is_told_with_both_numbers(processor, tmp_path):
         InputError, match=r"video 0 \(.*\): (ends early\n.*\d+ frames(.|\n)*20, as the file says|cannot)"
     ):
         processor(videos=data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("sample", (True, False), ids=("sampled", "every frame"))
+def test_a_file_that_claims_two_thousand_million_frames_takes_no_memory_for_them(processor, tmp_path, sample):
+    data = bytearray((write(str(tmp_path / "a.avi"), frames(4), **png("avi")) and (tmp_path / "a.avi")).read_bytes())
+    at = data.index(b"strh") + 8 + 32  # dwLength of the stream
+    assert data[at : at + 4] == struct.pack("<I", 4)
+    data[at : at + 4] = struct.pack("<I", 2**31 - 1)
+    with pytest.raises(InputError, match=r"ends early\n.* 4 frames that can be decoded\n.*2,147,483,647, as the file"):
+        processor(videos=bytes(data), sample=sample)
+
+
+def test_frames_beyond_pillows_limit_are_refused_before_they_are_decoded(processor, tmp_path, monkeypatch):
+    path = write(str(tmp_path / "a.mov"), frames(4), **png())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48 * 80 // 2)
+    assert processor(videos=path).items[0].tokens
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48 * 80 // 2 - 1)
+    with pytest.raises(
+        InputError, match=r"video 0 \(a.mov\): too large to be decoded\n.*48 x 80 pixels(.|\n)*MAX_IMAGE_PIX"
+    ):
+        processor(videos=path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert processor(videos=path).items[0].tokens
+
+
+def test_a_frame_that_is_larger_than_the_file_says_is_no_way_around_the_limit(processor, tmp_path, monkeypatch):
+    path = tmp_path / "a.mov"
+    write(str(path), frames(4), **png())
+    data, size = bytearray(path.read_bytes()), struct.pack(">II", 80, 48)
+    second = data.index(b"IHDR", data.index(b"IHDR") + 4) + 4
+    assert data[second : second + 8] == size
+    data[second : second + 4] = struct.pack(">I", 4000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48 * 80)
+    with pytest.raises(InputError, match=r"video 0 \(.*\): cannot be read as a video"):
+        processor(videos=bytes(data))
 
 
 def test_without_pyav_the_extra_is_named_and_arrays_still_work(processor, monkeypatch, tmp_path):

@@ -207,9 +207,9 @@ def _video(rules, table, source, index, native_fps, resize, sample):
             stacklevel=3,
         )
         rate = UNKNOWN_RATE
-    taken = np.arange(clip.total)
+    taken = range(clip.total)  # a file may claim any number
     if sample:
-        taken = sampled_frames(clip.total, rate, rules.fps, rules.min_frames, rules.max_frames)
+        taken = sampled_frames(clip.total, rate, rules.fps, rules.min_frames, rules.max_frames).tolist()
     original = clip.height, clip.width
     size = _target(clip, resize, rules, where, functools.partial(_frames_size, len(taken), rules.temporal), original)
     groups, held = [], []
@@ -221,7 +221,7 @@ def _video(rules, table, source, index, native_fps, resize, sample):
     if held:
         groups.append(_patches(rules, table, held))
     patches = _joined(groups)
-    frames = (*taken.tolist(), *[int(taken[-1])] * (-len(taken) % rules.temporal))
+    frames = (*taken, *[taken[-1]] * (-len(taken) % rules.temporal))
     item = Item(
         "video", index, clip.name, original, size,
         (len(groups), size[0] // rules.patch, size[1] // rules.patch), len(patches) // rules.merge**2,

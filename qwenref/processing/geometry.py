@@ -80,7 +80,7 @@ def sampled_frames(total, native_fps, fps, least, most):
     n is what `fps` frames per second of a video of `native_fps` come to, at least `least`, at most `most`, and no more
     than there are.
     """
-    count = min(max(int(total / native_fps * fps), least), most, total)
+    count = min(max(int(min(total / native_fps * fps, most)), least), most, total)
     return np.linspace(0, total - 1, count).round().astype(np.int64)
 
 

@@ -65,7 +65,7 @@ def open_picture(source, where="image"):
     except QwenrefError:
         raise
     except Image.DecompressionBombError as error:
-        raise _too_large(where, name, error) from error
+        raise too_large(where, name, _first_line(error)) from error
     except Exception as error:  # decoders of a few dozen formats raise whatever they meet
         unknown = isinstance(error, UnidentifiedImageError)  # its text is where the object lies in memory
         raise InputError(
@@ -116,11 +116,12 @@ def _data_of(uri, where):
         ) from error
 
 
-def _too_large(where, name, error):
+def too_large(where, name, found):
+    """The error of what Pillow's limit of pixels keeps from being decoded."""
     return InputError(
         compose(
             f"{where} ({name}): too large to be decoded",
-            found=_first_line(error),
+            found=found,
             do="make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it",
         )
     )
@@ -147,7 +148,7 @@ def _to_rgb(image, Image, where, name="Pillow image"):
             return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
         return image.convert("RGB")
     except Image.DecompressionBombError as error:
-        raise _too_large(where, name, error) from error
+        raise too_large(where, name, _first_line(error)) from error
     except QwenrefError:
         raise
     except ValueError as error:  # what Pillow says of a conversion it does not have

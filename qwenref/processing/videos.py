@@ -1,12 +1,11 @@
 """A video of any kind as frames one at a time: arrays, lists of pictures, files through PyAV."""
 
-import collections
 from typing import NamedTuple
 
 import numpy as np
 
 from qwenref.errors import CapabilityMissing, InputError, ShapeError, compose
-from qwenref.processing.images import as_file, open_picture, pillow
+from qwenref.processing.images import as_file, open_picture, pillow, too_large
 
 
 class Clip(NamedTuple):
@@ -119,6 +118,13 @@ class _Opener:
         if not container.streams.video:
             raise InputError(compose(f"{self.where} ({self.name}): no video in the file", expected="a video stream"))
         stream = container.streams.video[0]
+        limit = pillow().MAX_IMAGE_PIXELS
+        if limit is not None:  # twice as much is what Pillow refuses
+            if stream.width * stream.height > 2 * limit:
+                found = f"frames of {stream.height:,} x {stream.width:,} pixels, and a limit of {2 * limit:,}"
+                raise too_large(self.where, self.name, found)
+            # Of a frame that is larger than the file says; FFmpeg counts what it pads, too.
+            stream.codec_context.options = {"max_pixels": str(4 * limit)}
         stream.thread_type = "AUTO"
         return stream
 
@@ -134,26 +140,28 @@ class _Opener:
                 )
             ) from error
 
+    def ended(self, at, total):
+        return InputError(
+            compose(
+                f"{self.where} ({self.name}): ends early",
+                found=f"{at:,} frames that can be decoded",
+                expected=f"{total:,}, as the file says",
+                do="write the file anew, or pass the frames as an array",
+            )
+        )
+
     def decoder(self, total, height, width):
         def decode(indices):
-            Image, wanted, at = pillow(), collections.deque(map(int, indices)), -1
+            Image, at = pillow(), -1
             with self() as container:
                 decoded = container.decode(self.stream(container))
-                while wanted:
-                    frame = self.guarded(lambda: next(decoded, None))
-                    at += 1
-                    if frame is None:
-                        raise InputError(
-                            compose(
-                                f"{self.where} ({self.name}): ends early",
-                                found=f"{at:,} frames that can be decoded",
-                                expected=f"{total:,}, as the file says",
-                                do="write the file anew, or pass the frames as an array",
-                            )
-                        )
-                    if at != wanted[0]:
-                        continue
-                    pixels = np.rot90(frame.to_ndarray(format="rgb24"), _quarter_turns(frame))
+                for index in map(int, indices):
+                    while at < index:
+                        frame, at = self.guarded(lambda: next(decoded, None)), at + 1
+                        if frame is None:
+                            raise self.ended(at, total)
+                    pixels = self.guarded(lambda frame=frame: frame.to_ndarray(format="rgb24"))
+                    pixels = np.rot90(pixels, _quarter_turns(frame))
                     if pixels.shape[:2] != (height, width):
                         raise ShapeError(
                             compose(
@@ -162,10 +170,7 @@ class _Opener:
                                 expected=f"{height} x {width}, as frame 0",
                             )
                         )
-                    image = Image.fromarray(np.ascontiguousarray(pixels))
-                    while wanted and wanted[0] == at:
-                        wanted.popleft()
-                        yield image
+                    yield Image.fromarray(np.ascontiguousarray(pixels))
 
         return decode
 
