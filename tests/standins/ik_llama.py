@@ -7,7 +7,7 @@ import numpy as np
 
 
 def modules(engine, tokenizer, kind="all F32"):
-    """{name: module} of what the adapter imports; of the first, `.opened` is open and `.failing` what decode returns."""
+    """{name: module} of what the adapter imports; the first has `.opened`, and `.failing`: what decode returns."""
     main, api, internals = (types.ModuleType(name) for name in ("llama", "_ctypes_api", "_internals"))
     main.opened, main.failing = [], 0
 
