@@ -124,7 +124,7 @@ class _Opener:
                 found = f"frames of {stream.height:,} x {stream.width:,} pixels, and a limit of {2 * limit:,}"
                 raise too_large(self.where, self.name, found)
             # Of a frame that is larger than the file says; FFmpeg counts what it pads, too.
-            stream.codec_context.options = {"max_pixels": str(4 * limit)}
+            stream.codec_context.options = {"max_pixels": str(min(4 * limit, 2**31 - 1))}
         stream.thread_type = "AUTO"
         return stream
 
