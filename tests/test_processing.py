@@ -179,6 +179,8 @@ def test_a_picture_is_the_same_however_it_is_handed_over(tmp_path):
         for source in (picture, Image.fromarray(picture), data, file, str(tmp_path / "a.png"), tmp_path / "a.png", uri):
             assert (rgb(source) == picture).all()
     assert (rgb(np.asfortranarray(picture)) == picture).all()
+    wide = picture.astype(np.uint16) * 257
+    assert (rgb(wide.astype(">u2")) == picture).all() and (rgb(wide.astype("<u2")) == picture).all()
     assert (rgb(picture[:, :, 0]) == picture[:, :, :1]).all() and (rgb(picture[:, :, :1]) == picture[:, :, :1]).all()
 
 
@@ -277,12 +279,20 @@ REFUSED = {
     "no file": ("nowhere.png", InputError, r"image 1: cannot be read\n.*nowhere.png: no such file"),
     "an address": ("https://example.org/a.png", CapabilityMissing, r"image 1: a web address(.|\n)*download it first"),
     "a data URI": ("data:image/png,abc", InputError, r"image 1: a data URI that cannot be read"),
-    "an object": (7, InputError, r"image 1: no picture\n.*int: 7"),
+    "a long name": ("a" * 5000, InputError, r"image 1: cannot be read\n.*'a{60}'… \(5,000 characters\): no such file$"),
+    "no name": ("", InputError, r"image 1: cannot be read\n.*'': no such file"),
+    "a device": ("/dev/null", InputError, r"image 1: cannot be read\n.*/dev/null: no file"),
+    "a folder": (str(TINY), InputError, r"image 1: cannot be read\n.*: a folder"),
+    "an object": (7, InputError, r"image 1: an int\n    found    7\n    expected a Pillow image, a path"),
+    "a list": ([np.zeros((9, 9))], InputError, r"image 1: a list\n    found    \[array\(\[.*\n    expected"),
     "no rows": (np.zeros((0, 5, 3), np.uint8), InputError, r"image 1: no pixels\n.*height 0, width 5"),
     "empty Pillow image": (Image.new("RGB", (0, 5)), InputError, r"image 1: no pixels\n.*height 5, width 0"),
     "floats": (np.zeros((5, 5, 3), np.float32), DTypeError, r"image 1: an array of float32(.|\n)*a \* 255"),
     "whole numbers": (np.zeros((5, 5, 3), int), DTypeError, r"image 1: an array of int64"),
     "channels first": (np.zeros((3, 5, 5), np.uint8), ShapeError, r"image 1: .*\[3, 5, 5\](.|\n)*transpose\(1, 2, 0\)"),
+    "several in one": (
+        np.zeros((2, 5, 5, 3), np.uint8), ShapeError, r"image 1: .*\[2, 5, 5, 3\](.|\n)*list\(a\) for several images",
+    ),
     "two channels": (np.zeros((5, 5, 2), np.uint8), ShapeError, r"image 1: an array of shape \[5, 5, 2\]"),
     "mode F": (Image.new("F", (5, 5)), InputError, r"image 1 \(Pillow image\): mode F cannot be made RGB"),
     "32 bits": (Image.new("I", (5, 5), 70_000), InputError, r"image 1 \(Pillow image\): mode I cannot(.|\n)*70,000"),
@@ -295,6 +305,18 @@ def test_a_bad_image_is_one_error_that_names_it(processor, case):
     source, kind, message = REFUSED[case]
     with pytest.raises(kind, match=message):
         processor(images=[pixels(0, 64, 64, 3), source])
+
+
+def test_a_closed_pillow_image_is_told_as_one(processor):
+    image = Image.open(io.BytesIO(_photo()))
+    image.close()
+    with pytest.raises(InputError, match=r"image 0 \(Pillow image\): cannot be decoded\n.*ValueError: .*closed image"):
+        processor(images=image)
+
+
+def test_a_prompt_that_is_no_text_is_refused(processor):
+    with pytest.raises(InputError, match="text: not text\n.*int"):
+        processor(5, images=pixels(0, 64, 64, 3))
 
 
 def test_a_decompression_bomb_stays_refused(processor, monkeypatch):
@@ -313,7 +335,7 @@ def test_without_pillow_the_extra_is_named(processor, monkeypatch):
 
 
 def test_D8_limits_are_pixels_of_the_whole_item_and_each_step_is_told(processor):
-    image = processor(images=pixels(0, 300, 500, 3), max_pixels=32_768)
+    image = processor(images=pixels(0, 300, 500, 3), max_pixels=np.int64(32_768))
     assert image.items[0].resized == (128, 224) and image.items[0].pixels == 128 * 224
     video = processor(videos=pixels(0, 4, 300, 500, 3), native_fps=2, max_pixels=32_768)
     assert video.items[0].resized == (64, 96) and video.items[0].pixels == 4 * 64 * 96

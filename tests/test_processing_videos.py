@@ -118,6 +118,8 @@ def test_frames_per_second_are_those_asked_for_or_of_the_file(processor):
     assert every.frames == tuple(range(16)) and every.times[0] == 1 / 16
     two = processor(videos=[film, film], native_fps=[8, 2])
     assert [len(item.frames) for item in two.items] == [4, 16]
+    rates = [Fraction(8), np.float32(8), np.int64(8)]
+    assert [item.times for item in processor(videos=[film] * 3, native_fps=rates).items] == [two.items[0].times] * 3
     with pytest.raises(InputError, match=r"native_fps\n.*1 rates\n.*2 videos"):
         processor(videos=[film, film], native_fps=[8])
     with pytest.raises(InputError, match="fps: 0"):
@@ -162,6 +164,7 @@ def _without_frames():
 
 REFUSED = {
     "no file": ("nowhere.mp4", InputError, r"video 1: cannot be read\n.*no such file"),
+    "an object": (None, InputError, r"video 1: a NoneType\n(.|\n)*expected a path, .* or a list of pictures"),
     "no video": (b"this is text" * 100, InputError, r"video 1 \(1,200 bytes\): cannot be read as a video"),
     "sound alone": (_silent(), InputError, r"video 1 \(.* bytes\): no video in the file"),
     "no frames": (np.zeros((0, 32, 32, 3), np.uint8), InputError, r"video 1 \(array uint8\): no frames"),

@@ -2,12 +2,15 @@
 
 import functools
 import math
+import numbers
 import warnings
 from pathlib import Path
 
 import numpy as np
 
+from qwenref.checks import is_whole
 from qwenref.errors import CapabilityMissing, CheckpointError, InputError, QwenrefWarning, compose
+from qwenref.inputs import check_text
 from qwenref.processing import placeholders, settings
 from qwenref.processing.geometry import UNKNOWN_RATE, group_times, image_size, sampled_frames, video_size
 from qwenref.processing.images import open_picture, pillow
@@ -107,6 +110,7 @@ class Processor:
         model, or an earlier one, is resized again.
         """
         images, videos = _listed(images), _listed(videos)
+        text = None if text is None else check_text(text, "text")
         rates = _rates(native_fps, len(videos))
         items, pixels = [], {}
         if images:
@@ -307,14 +311,15 @@ def _rates(given, count):
 
 
 def _positive(value, name):
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    """float of a number of any library, a fraction too."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
         raise InputError(compose(f"{name}: {value!r}", expected="frames per second, a number above 0"))
-    return value
+    return float(value)
 
 
 def _limited(rules, least, most):
     least, most = rules.least if least is None else least, rules.most if most is None else most
-    if not all(type(limit) is int and limit > 0 for limit in (least, most)) or least > most:
+    if not all(is_whole(limit) and limit > 0 for limit in (least, most)) or least > most:
         raise InputError(
             compose(
                 "min_pixels and max_pixels",
@@ -322,4 +327,4 @@ def _limited(rules, least, most):
                 expected="whole numbers above 0, the first no larger than the second",
             )
         )
-    return rules._replace(least=least, most=most)
+    return rules._replace(least=int(least), most=int(most))

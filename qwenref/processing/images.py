@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qwenref.errors import CapabilityMissing, DTypeError, InputError, QwenrefError, ShapeError, compose
+from qwenref.errors import CapabilityMissing, DTypeError, InputError, QwenrefError, ShapeError, a_kind, compose
 
 
 class Picture(NamedTuple):
@@ -77,8 +77,8 @@ def open_picture(source, where="image"):
         ) from error
 
 
-def as_file(source, where):
-    """(what a decoder opens, name) of a path, bytes, file object or data URI."""
+def as_file(source, where, expected="a Pillow image, a path, bytes, a file object, or an array"):
+    """(what a decoder opens, name) of a path, bytes, file object or data URI; `expected` is for anything else."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return io.BytesIO(source), f"{len(source):,} bytes"
     if isinstance(source, str) and source.startswith("data:"):
@@ -90,16 +90,17 @@ def as_file(source, where):
     if isinstance(source, (str, os.PathLike)):
         path = os.path.expanduser(os.fspath(source))
         if not os.path.isfile(path):
-            what = "a folder" if os.path.isdir(path) else "no such file"
-            raise InputError(compose(f"{where}: cannot be read", found=f"{path}: {what}"))
+            what = "a folder" if os.path.isdir(path) else "no file" if os.path.exists(path) else "no such file"
+            shown = path if 0 < len(path) <= 200 else repr(path[:60]) + f"… ({len(path):,} characters)" * bool(path)
+            raise InputError(compose(f"{where}: cannot be read", found=f"{shown}: {what}"))
         return path, os.path.basename(path)
     if hasattr(source, "read"):
         return source, os.path.basename(str(getattr(source, "name", type(source).__name__)))
     raise InputError(
         compose(
-            f"{where}: no picture",
-            found=f"{type(source).__name__}: {source!r:.60}",
-            expected="a Pillow image, a path, bytes, a file object, or an array",
+            f"{where}: {a_kind(source)}",
+            found=" ".join(f"{source!r:.60}".split()),
+            expected=expected,
         )
     )
 
@@ -139,20 +140,8 @@ def _to_rgb(image, Image, where, name="Pillow image"):
     try:
         image.load()
         image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):
-            return _narrowed(image, Image, where)
-        if image.mode == "F":
-            raise _unsupported(where, name, image.mode, "its values have no known range")
-        if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
-            image = image.convert("RGBA")
-            return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-        return image.convert("RGB")
     except Image.DecompressionBombError as error:
         raise too_large(where, name, _first_line(error)) from error
-    except QwenrefError:
-        raise
-    except ValueError as error:  # what Pillow says of a conversion it does not have
-        raise _unsupported(where, name, image.mode, _first_line(error)) from error
     except Exception as error:
         raise InputError(
             compose(
@@ -161,6 +150,19 @@ def _to_rgb(image, Image, where, name="Pillow image"):
                 expected="a whole file",
             )
         ) from error
+    try:
+        if image.mode.startswith("I"):
+            return _narrowed(image, Image, where)
+        if image.mode == "F":
+            raise _unsupported(where, name, image.mode, "its values have no known range")
+        if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
+            image = image.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        return image.convert("RGB")
+    except QwenrefError:
+        raise
+    except Exception as error:  # what Pillow says of a conversion it does not have
+        raise _unsupported(where, name, image.mode, _first_line(error)) from error
 
 
 def _narrowed(image, Image, where):
@@ -181,23 +183,27 @@ def _to_bytes(wide):
 
 
 def _from_array(array, Image, where):
-    if array.dtype not in (np.uint8, np.uint16):
+    if array.dtype.kind != "u" or array.dtype.itemsize > 2:
         ask = "np.round(a * 255).astype(np.uint8) if it runs from 0 to 1" if array.dtype.kind == "f" else None
         raise DTypeError(
             compose(f"{where}: an array of {array.dtype}", expected="uint8 0..255, or uint16 0..65535", do=ask)
         )
     if array.ndim not in (2, 3) or array.ndim == 3 and array.shape[2] not in (1, 3, 4):
-        first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
+        do = None
+        if array.ndim == 3 and array.shape[0] in (1, 3, 4):
+            do = "a.transpose(1, 2, 0) puts channels last"
+        elif array.ndim == 4:
+            do = "pass list(a) for several images, or a as a video"
         raise ShapeError(
             compose(
                 f"{where}: an array of shape {list(array.shape)}",
                 expected="[height, width], or [height, width, channels] with 1, 3 or 4 channels",
-                do="a.transpose(1, 2, 0) puts channels last" if first else None,
+                do=do,
             )
         )
     if 0 in array.shape:
         raise _empty(where, *array.shape[:2])
-    if array.dtype == np.uint16:
+    if array.dtype.itemsize == 2:
         array = _to_bytes(array)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]

@@ -75,7 +75,7 @@ def _no_frames(where, name):
 
 
 def _of_file(source, where):
-    file, name = as_file(source, where)
+    file, name = as_file(source, where, "a path, bytes, a file object, an array, or a list of pictures")
     try:
         import av
     except ImportError as error:
