@@ -172,6 +172,9 @@ REFUSED = {
         [user({"type": "image", "image": picture()}, text(f"What is {IMAGE}?"))], {},
         r"1 image for 2 places in the prompt\n.*2 x <\|image_pad\|>\n(.|\n)*is a place, too",
     ),
+    "options that are none": (
+        [user({"type": "image", "image": picture()})], {"processing": 2}, r"processing: an int\n.*2\n.*native_fps",
+    ),
     "no file": ([user({"type": "image", "image": "a.png"})], {}, r"image 0: cannot be read\n.*a.png: no such file"),
 }  # fmt: skip
 

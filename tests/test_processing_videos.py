@@ -127,8 +127,9 @@ def test_frames_per_second_are_those_asked_for_or_of_the_file(processor):
 
 
 def test_an_unknown_rate_counts_as_24_and_is_told(processor):
-    with pytest.warns(QwenrefWarning, match=r"video 0 \(array uint8\): nobody says(.|\n)*24(.|\n)*native_fps="):
+    with pytest.warns(QwenrefWarning, match=r"video 0 \(array uint8\): nobody says(.|\n)*24(.|\n)*native_fps=") as told:
         item = processor(videos=frames(48)).items[0]
+    assert [warning.filename for warning in told] == [__file__]
     assert item.native_fps == 24 and item.frames == (0, 16, 31, 47)
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from qwenref.checks import is_whole
-from qwenref.errors import CapabilityMissing, CheckpointError, InputError, QwenrefWarning, compose
+from qwenref.errors import (
+    CapabilityMissing,
+    CheckpointError,
+    InputError,
+    QwenrefWarning,
+    compose,
+    frames_of_the_package,
+)
 from qwenref.inputs import check_text
 from qwenref.processing import placeholders, settings
 from qwenref.processing.geometry import UNKNOWN_RATE, group_times, image_size, sampled_frames, video_size
@@ -208,7 +215,7 @@ def _video(rules, table, source, index, native_fps, resize, sample):
                 do="pass native_fps=",
             ),
             QwenrefWarning,
-            stacklevel=3,
+            stacklevel=frames_of_the_package(),
         )
         rate = UNKNOWN_RATE
     taken = range(clip.total)  # a file may claim any number
@@ -264,7 +271,7 @@ def _target(shown, resize, rules, where, sized, original):
                 do="hand over the original, or pass resize=False" if whole else "hand over the original",
             ),
             QwenrefWarning,
-            stacklevel=4,
+            stacklevel=frames_of_the_package(),
         )
     return size
 

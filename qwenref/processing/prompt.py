@@ -1,9 +1,10 @@
 """A rendered prompt with its pictures: placeholders filled, spans that say which ids are which picture."""
 
 import functools
+from collections.abc import Mapping
 
 from qwenref import rendering
-from qwenref.errors import InputError, compose
+from qwenref.errors import InputError, a_kind, compose
 from qwenref.processing import conversation, placeholders
 from qwenref.rendering import Rendered
 
@@ -64,6 +65,9 @@ def prepare(model, messages, options=None):
                     expected=f'{{"type": "{kind}", "{kind}": ...}} for all of them, or {kind}s=[...]',
                 )
             )
+    if not isinstance(options or {}, Mapping):
+        expected = 'a dict of options of the Processor, such as {"native_fps": 2}'
+        raise InputError(compose(f"processing: {a_kind(options)}", found=repr(options), expected=expected))
     options = {name: value for name, value in (options or {}).items() if name != "video_marks"}
     processor = getattr(model, "processor", model)
     return processor(images=given.get("image"), videos=given.get("video"), **options)
