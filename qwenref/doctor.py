@@ -28,6 +28,7 @@ ENGINES = {
     "ik-llama": ("ik_llama_cpp_python",),
     "openvino": ("openvino",),
     "mlx": ("mlx-lm",),
+    "mistralrs": ("mistralrs",),
     "ortgenai": ("onnxruntime-genai",),
     "vllm": ("vllm",),
 }

@@ -35,6 +35,7 @@ RUNS = [
     Run("ortgenai_square.jsonl", "square", 1, 3, "0.18.0", "float32"),
     # bf16, step by step.
     Run("vllm.jsonl", "wide", 2e-2, 1e-1, "0.32.0", "bfloat16"),
+    Run("mistralrs.jsonl", "tiny", 0, 1e-5, "0.9.5", "float32"),
     # Keys and values in float16.
     Run("ik_llama.jsonl", "wide", 1e-5, 5e-4, "ik-llama-cpp-python 0.1.5", "float32"),
     # Wrong from the first token, with heads of DeltaNet that are 32 wide in place of 128.

@@ -14,6 +14,7 @@ ADAPTERS = {
     "ik-llama": "ik_llama",
     "openvino": "openvino",
     "mlx": "mlx",
+    "mistralrs": "mistralrs",
     "ortgenai": "ortgenai",
     "vllm": "vllm",
     "vllm+http": "vllm_http",

@@ -5,7 +5,7 @@ import shutil
 import sys
 
 from qwenref.hub import EMBEDDED
-from standins import ik_llama, llama_cpp, mlx, openvino, ortgenai, vllm_here
+from standins import ik_llama, llama_cpp, mistralrs, mlx, openvino, ortgenai, vllm_here
 from standins.engine import Tokenizer
 
 OF_CHECKPOINTS = (
@@ -67,12 +67,18 @@ def of_ortgenai(monkeypatch, folder, engine, tokenizer, **how):
     return f"ortgenai:{folder}", module
 
 
+def of_mistralrs(monkeypatch, folder, engine, tokenizer, **how):
+    module = mistralrs.module(engine, tokenizer, **how)
+    monkeypatch.setitem(sys.modules, "mistralrs", module)
+    return f"mistralrs:{folder_of(folder, 'model.safetensors')}", module
+
+
 # Kind -> function (monkeypatch, an empty folder, the engine behind, its tokenizer, **how) -> (spec, module)
 STANDIN = {
     "llama-cpp": llama, "openvino": of_openvino, "vllm": of_vllm, "mlx": of_mlx, "ortgenai": of_ortgenai,
-    "ik-llama": of_ik_llama,
+    "ik-llama": of_ik_llama, "mistralrs": of_mistralrs,
 }  # fmt: skip
 PACKAGE = {
     "llama-cpp": "llama_cpp", "openvino": "openvino", "vllm": "vllm", "mlx": "mlx.core",
-    "ortgenai": "onnxruntime_genai", "ik-llama": "ik_llama_cpp.llama",
+    "ortgenai": "onnxruntime_genai", "ik-llama": "ik_llama_cpp.llama", "mistralrs": "mistralrs",
 }  # fmt: skip  # what has to be installed
