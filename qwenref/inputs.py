@@ -4,6 +4,8 @@ Nothing here changes a model or a cache: every check runs before the first op.
 """
 
 import difflib
+import itertools
+import math
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from qwenref.exchange import as_array
 from qwenref.numerics import active
 
 _LARGEST = np.iinfo(np.int64).max
+_MOST_PATCHES = 2**31  # of all pictures of a call: 13 TB of pixels
 
 
 def refuse_unknown(unknown, known):
@@ -220,3 +223,57 @@ def checked_keep(keep, tokens, name="logits_to_keep"):
     if ((array < -tokens) | (array >= tokens)).any():
         raise InputError(compose(f"{name}: {keep}", expected=f"tokens 0 to {tokens - 1} of this call"))
     return array
+
+
+def checked_grids(grids, name, merge, word=None, still=False):
+    """int64 [n, 3] of patches: frame groups, height, width, whole merge blocks each; from [n, 3], [3] or nothing.
+
+    `name` is what a message calls the array, `word` a picture of it; `still` ones have one frame group.
+    """
+    grids = integers(grids, name, (1, 2))
+    grids = grids.reshape(-1, 3) if grids.size == 0 or grids.ndim == 1 and grids.size == 3 else grids
+    if grids.ndim != 2 or grids.shape[1] != 3:
+        raise ShapeError(
+            compose(f"{name}: wrong shape", found=list(grids.shape), expected="[n, 3]: frame groups, height, width")
+        )
+    sums = itertools.accumulate(map(math.prod, grids.tolist()))  # not in 64 bits
+    for number, (grid, patches) in enumerate(zip(grids.tolist(), sums, strict=True)):
+        found = expected = None
+        if min(grid) < 1 or grid[1] % merge or grid[2] % merge or still and grid[0] != 1:
+            frames = "1 frame group" if still else "at least 1 frame group"
+            expected = f"{frames}, and sides that are multiples of {merge}   (vision_config.spatial_merge_size)"
+        elif patches > _MOST_PATCHES:
+            found, expected = f"{patches:,} patches up to here", f"at most {_MOST_PATCHES:,}"
+        if expected is not None:
+            where = f"{word} {number}: " if word else ""
+            raise InputError(compose(f"{where}{name}[{number}] is {grid}", found=found, expected=expected))
+    return grids
+
+
+def checked_patches(pixels, name, width, grids, grid_name, word="picture"):
+    """[N, width] of the profile's dtype, contiguous: N patches as the checked grids say.
+
+    The names are what a message calls the two arrays, `word` a picture of them.
+    """
+    pixels, each = rectangular(pixels, name), grids.prod(axis=1)
+    if pixels.shape != (each.sum(), width):
+        sums = " + ".join(f"{n:,}" for n in each[:6].tolist()) + (" + …" if len(each) > 6 else "")
+        first = f"{name}: {pixels.ndim}-D"
+        if pixels.ndim == 2:
+            first = f"{name}: {len(pixels):,} patches, {grid_name} makes {each.sum():,}"
+            if len(pixels) == each.sum():
+                first = f"{name}: patches of {pixels.shape[1]:,} values"
+        raise ShapeError(
+            compose(
+                first,
+                found=f"{pixels.dtype} {list(pixels.shape)}",
+                expected=f"[{each.sum():,}, {width:,}]   ({word}s of {sums or 0} patches)",
+                do="pass the pixels and the grid that the processor returned together",
+            )
+        )
+    dtype = active().dtype
+    if pixels.dtype.kind in "biu" or not (np.can_cast(pixels.dtype, dtype) or pixels.dtype == np.float64):
+        raise DTypeError(
+            compose(f"{name}: {pixels.dtype} values", expected=f"{dtype}", do="normalise them with the processor")
+        )
+    return np.ascontiguousarray(pixels, dtype)

@@ -8,9 +8,8 @@ from collections import namedtuple
 import numpy as np
 
 from qwenref import _C
-from qwenref.errors import CapabilityMissing, DTypeError, InputError, ShapeError, compose
-from qwenref.inputs import integers, rectangular
-from qwenref.numerics import active
+from qwenref.errors import CapabilityMissing, InputError, ShapeError, compose
+from qwenref.inputs import checked_grids, checked_patches, integers
 from qwenref.positions import (
     IMAGE,
     NAMES,
@@ -46,27 +45,9 @@ def composite(source):
     return config
 
 
-def checked_grids(kind, grids, merge):
-    """int64 [n, 3] of patches: frame groups, height, width, whole merge blocks each."""
-    name = NAMES[kind][1]
-    grids = integers(grids, name, (1, 2))
-    grids = grids[None] if grids.ndim == 1 and grids.size else grids.reshape(-1, 3) if grids.size == 0 else grids
-    if grids.ndim != 2 or grids.shape[1] != 3:
-        raise ShapeError(
-            compose(f"{name}: wrong shape", found=list(grids.shape), expected="[n, 3]: frame groups, height, width")
-        )
-    odd = (grids < 1).any(1) | (grids[:, 1:] % merge).any(1)
-    if kind == IMAGE:
-        odd |= grids[:, 0] != 1
-    for number in np.flatnonzero(odd)[:1]:
-        still = "1 frame group" if kind == IMAGE else "at least 1 frame group"
-        raise InputError(
-            compose(
-                f"{WORDS[kind]} {number}: {name}[{number}] is {grids[number].tolist()}",
-                expected=f"{still}, and sides that are multiples of {merge}   (vision_config.spatial_merge_size)",
-            )
-        )
-    return grids
+def grids_of(kind, grids, merge):
+    """int64 [n, 3], the checked grids of images or videos."""
+    return checked_grids(grids, NAMES[kind][1], merge, WORDS[kind], still=kind == IMAGE)
 
 
 def checked_types(types, shape, kinds=None):
@@ -90,36 +71,6 @@ def checked_types(types, shape, kinds=None):
     return types
 
 
-def checked_pixels(kind, pixels, grids, config):
-    """Patches [N, channels * frames * side * side] of the profile's dtype, N as the grids say."""
-    name, grid_name = NAMES[kind]
-    pixels = rectangular(pixels, name)
-    vision = config.vision_config
-    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    each = grids.prod(axis=1)
-    if pixels.shape != (each.sum(), width):
-        sums = " + ".join(f"{n:,}" for n in each[:6].tolist()) + (" + …" if len(each) > 6 else "")
-        first = f"{name}: {pixels.ndim}-D"
-        if pixels.ndim == 2:
-            first = f"{name}: {len(pixels):,} patches, {grid_name} makes {each.sum():,}"
-            if len(pixels) == each.sum():
-                first = f"{name}: patches of {pixels.shape[1]:,} values"
-        raise ShapeError(
-            compose(
-                first,
-                found=f"{pixels.dtype} {list(pixels.shape)}",
-                expected=f"[{each.sum():,}, {width:,}]   ({WORDS[kind]}s of {sums or 0} patches)",
-                do="pass the pixels and the grid that the processor returned together",
-            )
-        )
-    dtype = active().dtype
-    if pixels.dtype.kind in "biu" or not (np.can_cast(pixels.dtype, dtype) or pixels.dtype == np.float64):
-        raise DTypeError(
-            compose(f"{name}: {pixels.dtype} values", expected=f"{dtype}", do="normalise them with the processor")
-        )
-    return np.ascontiguousarray(pixels, dtype)
-
-
 class Handed:
     """What a call brings: kinds of its tokens [B, T], and the pictures, with their patches.
 
@@ -135,7 +86,9 @@ class Handed:
             if (*images, *videos) != (None,) * 4:
                 composite(config)
             return
-        merge = config.vision_config.spatial_merge_size
+        vision = config.vision_config
+        merge = vision.spatial_merge_size
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         for kind, (pixels, grids) in ((IMAGE, images), (VIDEO, videos)):
             if (pixels is None) != (grids is None):
                 have, lack = NAMES[kind] if grids is None else NAMES[kind][::-1]
@@ -143,8 +96,9 @@ class Handed:
                     compose(f"forward: {have} without {lack}", do=f"pass {lack} as the processor returns it")
                 )
             if grids is not None:
-                self.grids[kind] = checked_grids(kind, grids, merge)
-                self.pixels[kind] = checked_pixels(kind, pixels, self.grids[kind], config)
+                name, grid_name = NAMES[kind]
+                self.grids[kind] = grids_of(kind, grids, merge)
+                self.pixels[kind] = checked_patches(pixels, name, width, self.grids[kind], grid_name, WORDS[kind])
                 self.items[kind] = pictures_of(kind, self.grids[kind], merge)
         if input_ids is not None:
             self.kinds = token_kinds(input_ids, config.image_token_id, config.video_token_id)

@@ -201,7 +201,7 @@ def rope_index(
     What `model(...)` does with its own arguments; for engines and tools that need positions without a model.
     """
     from qwenref.inputs import checked_ids, checked_mask
-    from qwenref.pictures import checked_grids, checked_types, composite
+    from qwenref.pictures import checked_types, composite, grids_of
 
     config = composite(model_or_config)
     ids = checked_ids(input_ids, config.text_config.vocab_size)
@@ -212,7 +212,7 @@ def rope_index(
         kinds = checked_types(mm_token_type_ids, ids.shape, kinds)
     merge = config.vision_config.spatial_merge_size
     given = {kind: grids for kind, grids in ((IMAGE, image_grid_thw), (VIDEO, video_grid_thw)) if grids is not None}
-    items = {kind: pictures_of(kind, checked_grids(kind, grids, merge), merge) for kind, grids in given.items()}
+    items = {kind: pictures_of(kind, grids_of(kind, grids, merge), merge) for kind, grids in given.items()}
     supply = Supply(items)
     positions, deltas = np.zeros((3, *ids.shape), np.int64), np.zeros(len(ids), np.int64)
     for row, own in enumerate(kept):

@@ -8,8 +8,7 @@ column in the block.  A frame is a segment: its patches see each other, in both 
 import numpy as np
 
 from qwenref import ops
-from qwenref.errors import DTypeError, InputError, ShapeError, compose
-from qwenref.inputs import integers, rectangular
+from qwenref.inputs import checked_grids, checked_patches
 from qwenref.layers import Linear
 from qwenref.module import Module, ModuleList
 from qwenref.numerics import active, stored
@@ -300,9 +299,9 @@ class VisionModel(Module):
         float32 (float64 under fp64) [M, out], M = N / merge^2, block after block.  ShapeError, InputError and
         DTypeError say what does not fit, before anything is computed.
         """
-        grids = self._grids(grid_thw)
-        pixels = self._pixels(hidden_states, grids)
-        merge = self.spatial_merge_size
+        merge, width = self.spatial_merge_size, self.patch_embed.proj.weight[0].size
+        grids = checked_grids(grid_thw, "visual: grid_thw", merge)
+        pixels = checked_patches(hidden_states, "visual: pixel_values", width, grids, "grid_thw")
         hidden = self.patch_embed(pixels)
         hidden = ops.add(hidden, self.pos_embed(*table_places(grids, merge, self.pos_embed.side)))
         position_embeddings = self.rotary_pos_emb(hidden, patch_places(grids, merge))
@@ -310,42 +309,6 @@ class VisionModel(Module):
         for block in self.blocks:
             hidden = block(hidden, cu_seqlens=cu_seqlens, position_embeddings=position_embeddings)
         return self.merger(hidden)
-
-    def _grids(self, grid_thw):
-        grids = integers(grid_thw, "visual: grid_thw", (1, 2))
-        grids = grids.reshape(-1, 3) if grids.size in (0, 3) and grids.ndim == 1 else grids
-        if grids.ndim != 2 or grids.shape[1] != 3:
-            raise ShapeError(
-                compose(
-                    "visual: grid_thw: wrong shape", found=list(grids.shape), expected="[n, 3]: frames, height, width"
-                )
-            )
-        bad = (grids < 1).any(1) | (grids[:, 1:] % self.spatial_merge_size).any(1)
-        for number in np.flatnonzero(bad)[:1]:
-            raise InputError(
-                compose(
-                    f"visual: grid_thw[{number}] is {grids[number].tolist()}",
-                    expected=f"1 frame or more, and sides that are multiples of {self.spatial_merge_size}",
-                )
-            )
-        return grids
-
-    def _pixels(self, pixels, grids):
-        pixels, N = rectangular(pixels, "visual: pixel_values"), int(grids.prod(axis=1).sum())
-        width = self.patch_embed.proj.weight[0].size
-        if pixels.shape != (N, width):
-            raise ShapeError(
-                compose(
-                    "visual: pixel_values do not fit the grid",
-                    found=f"{pixels.dtype} {list(pixels.shape)}",
-                    expected=f"[{N:,}, {width:,}]   (the product of each row of grid_thw, added up)",
-                    do="pass the pixels and the grid that the processor returned together",
-                )
-            )
-        dtype = active().dtype
-        if pixels.dtype.kind in "biu" or not (np.can_cast(pixels.dtype, dtype) or pixels.dtype == np.float64):
-            raise DTypeError(compose(f"visual: pixel_values: {pixels.dtype} values", expected=str(dtype)))
-        return np.ascontiguousarray(pixels, dtype)
 
 
 def _linear(inputs, outputs, dtype, dims):

@@ -121,6 +121,9 @@ WRONG = {
     "an odd grid": ([5, IMAGE], [[1, 2, 3]], None, None, "image 0: image_grid_thw[0] is [1, 2, 3]"),
     "an empty grid": ([5, VIDEO], None, [[0, 2, 2]], None, "video 0: video_grid_thw[0] is [0, 2, 2]"),
     "an image of two frame groups": ([5, IMAGE], [[2, 2, 2]], None, None, "image 0: image_grid_thw[0] is [2, 2, 2]"),
+    "a grid of more than 64 bits": (
+        [5, VIDEO], None, [[2**62, 2, 2]], None, "video 0: video_grid_thw[0] is [4611686018427387904, 2, 2]\n    found",
+    ),
     "a grid of four numbers": ([5, IMAGE], [[1, 2, 2, 2]], None, None, "image_grid_thw: wrong shape"),
     "types of other tokens": ([5, IMAGE], [[1, 2, 2]], None, [0], "mm_token_type_ids: wrong shape"),
     "types against ids": ([5, IMAGE], None, [[1, 2, 2]], [0, 2], "mm_token_type_ids[0, 1] is 2, where the id is an"),
