@@ -41,6 +41,8 @@ FIRST = {  # fault -> the first value of VALUES it changes in a prompt; None: no
     "rope-sections": None,
     "norm-w": "layers.0.input_layernorm",
     "norm-2+w": "layers.0.input_layernorm",
+    "norm-1+w-bf16": "layers.0.input_layernorm",
+    "loaded-in-bf16": "layers.0.input_layernorm",
     "rms-eps-1e-5": "layers.0.input_layernorm",
     "q-gate-flat": "layers.2.self_attn.q",
     "gate-off": "layers.2.self_attn.gated",
@@ -199,7 +201,25 @@ def test_norms(model, sound):
     at = "layers.0.input_layernorm"
     close(value(model, "norm-w", at), naive.rms_norm(x, w - 1, 1e-6))
     close(value(model, "norm-2+w", at), naive.rms_norm(x, w + 1, 1e-6))
+    rounded = in_bf16(1 + w) - 1
+    for name in ("norm-1+w-bf16", "loaded-in-bf16"):
+        close(value(model, name, at), naive.rms_norm(x, rounded, 1e-6))
     close(value(model, "rms-eps-1e-5", at), naive.rms_norm(x, w, 1e-5), 1e-7)
+
+
+def test_weights_that_are_float32_in_a_checkpoint_are_rounded_where_all_are_loaded_in_bf16(model):
+    base = "layers.0.linear_attn."
+    seen = captured(find("loaded-in-bf16").open(model), [base + name for name in ("a", "g", "read", "z", "normed")])
+    a, g, core, z, normed = (value.astype(np.float64) for value in seen.values())
+    mixer = model.model.layers[0].linear_attn
+    A_log, dt_bias, w = (np.asarray(p).astype(np.float64) for p in (mixer.A_log, mixer.dt_bias, mixer.norm.weight))
+    rounded = np.log(in_bf16(np.exp(in_bf16(A_log))))
+    close(g, naive.delta_decay(a, rounded, dt_bias))
+    close(normed, naive.rms_norm_gated(core, z, in_bf16(w), 1e-6).reshape(normed.shape))
+
+
+def in_bf16(values):
+    return values.astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
 def test_gated_norms(model, sound):

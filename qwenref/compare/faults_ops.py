@@ -5,6 +5,7 @@ A function in a table gets a Here, the op as it would have run, and that op's ar
 
 import functools
 
+import ml_dtypes
 import numpy as np
 
 from qwenref.compare.faults_base import add
@@ -115,6 +116,20 @@ def _norm_weight(by):
     return lambda here, was, x, w, *eps: was(x, np.asarray(w).astype(np.float32) + np.float32(by), *eps)
 
 
+def _norm_rounded(here, was, x, w, *eps):
+    """1 + w rounded to bf16, whatever type it is multiplied in."""
+    return was(x, _in_bf16(np.asarray(w).astype(np.float32) + np.float32(1)) - np.float32(1), *eps)
+
+
+def _in_bf16(values):
+    return np.asarray(values).astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def _decay_rounded(here, was, a, A_log, dt_bias):
+    """exp(A_log) rounded to bf16, as A_log is before."""
+    return was(a, np.log(_in_bf16(np.exp(_in_bf16(A_log)))), dt_bias)
+
+
 def _norm_eps(here, was, *args):
     return was(*args[:-1], 1e-5)  # every module of ours gives its eps, last
 
@@ -124,6 +139,12 @@ add("norm-w", "kernels", "RMSNorm multiplies by w, not by 1 + w", Ops("RMSNorm",
     number=5, family="norm")
 add("norm-2+w", "weights", "RMSNorm multiplies by 2 + w: one was added before",
     Ops("RMSNorm", rms_norm=_norm_weight(1)), number=5, family="norm")
+add("norm-1+w-bf16", "weights", "RMSNorm multiplies by 1 + w rounded to bf16", Ops("RMSNorm", rms_norm=_norm_rounded),
+    family="norm")
+add("loaded-in-bf16", "weights", "all weights rounded to bf16: 1 + w of norms, gated norms and decays as well",
+    Ops(("RMSNorm", "RMSNormGated", "GatedDeltaNet"), rms_norm=_norm_rounded, delta_decay=_decay_rounded,
+        rms_norm_gated=lambda here, was, x, z, w, eps: was(x, z, _in_bf16(w), eps)),
+    family="norm", applies=has_delta)
 add("rms-eps-1e-5", "config", "rms_norm_eps 1e-5",
     Ops(("RMSNorm", "RMSNormGated"), rms_norm=_norm_eps, rms_norm_gated=_norm_eps),
     number=25, applies=lambda model: text(model).rms_norm_eps != 1e-5)
