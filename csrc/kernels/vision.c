@@ -11,14 +11,9 @@ typedef struct sample_task {
 
 LINEAR_INLINE double stored_number(const char *w, int64_t i, qr_dtype dtype)
 {
-    if (dtype == QR_F32) {
-        float x;
-        memcpy(&x, w + 4 * i, sizeof x);
-        return (double)x;
-    }
-    uint16_t x;
-    memcpy(&x, w + 2 * i, sizeof x);
-    return (double)(dtype == QR_F16 ? qr_f16(x) : qr_bf16(x));
+    float x;
+    qr_widen(&x, w + i * element_size(dtype), dtype, 1);
+    return (double)x;
 }
 
 /* Weights and sum in double, one rounding: the weights add to one whatever the coordinate. */
@@ -62,7 +57,7 @@ QR_OP(sample_table, "sample_table(w[R,C,D]:w, row[N]:d, column[N]:d) -> y[N,D]:f
         if (!(task.row[n] >= 0 && task.row[n] <= (double)task.R - 1 && task.column[n] >= 0 &&
               task.column[n] <= (double)task.C - 1)) {
             qr_fail(call->error, QR_BAD_INPUT,
-                    "sample_table: place %lld is outside the table\n    found    row %g, column %g\n"
+                    "sample_table: place %lld is outside the table\n    found    row %.17g, column %.17g\n"
                     "    expected 0 to %lld, and 0 to %lld",
                     (long long)n, task.row[n], task.column[n], (long long)task.R - 1, (long long)task.C - 1);
             return;
