@@ -19,6 +19,7 @@ from qwenref.errors import (
 )
 from qwenref.inputs import check_text
 from qwenref.processing import placeholders, settings
+from qwenref.processing.conversation import listed
 from qwenref.processing.geometry import UNKNOWN_RATE, group_times, image_size, sampled_frames, video_size
 from qwenref.processing.images import open_picture, pillow
 from qwenref.processing.prepared import RESAMPLING, Item, Prepared
@@ -116,7 +117,7 @@ class Processor:
         Nothing is kept between calls.  A QwenrefWarning says when a picture that seems to have been resized for this
         model, or an earlier one, is resized again.
         """
-        images, videos = _listed(images), _listed(videos)
+        images, videos = listed(images) or [], listed(videos) or []
         text = None if text is None else check_text(text, "text")
         rates = _rates(native_fps, len(videos))
         items, pixels = [], {}
@@ -304,10 +305,6 @@ def _joined(arrays):
 
 
 # Options
-
-
-def _listed(given):
-    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _rates(given, count):

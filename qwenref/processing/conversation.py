@@ -24,7 +24,7 @@ def attached(messages, images=None, videos=None):
 
     Where it has no part for a picture at all, parts are put in front of its last user message.
     """
-    given = {"image": _listed(images), "video": _listed(videos)}
+    given = {"image": listed(images), "video": listed(videos)}
     given = {kind: entries for kind, entries in given.items() if entries is not None}
     if not any(given.values()) or not isinstance(messages, (list, tuple)):
         return messages
@@ -50,7 +50,8 @@ def attached(messages, images=None, videos=None):
     return changed
 
 
-def _listed(given):
+def listed(given):
+    """A list of the pictures in an argument that takes one or many; None of None."""
     return None if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
