@@ -76,6 +76,8 @@ FIRST = {  # fault -> the first value of VALUES it changes in a prompt; None: no
     "state-bf16": None,
     "state-fp16": None,
     "kv-fp8": None,
+    "kv-fp16": "layers.2.self_attn.scores",
+    "kv-bf16": "layers.2.self_attn.scores",
     "state-stale-half": None,
     "state-stale-64": None,
     "state-stale-128": None,
@@ -87,6 +89,7 @@ FIRST = {  # fault -> the first value of VALUES it changes in a prompt; None: no
     "half-zero@1": "layers.1.mlp",
     "shards-swapped@1": "layers.1.mlp",
     "transposed@1": "layers.1.resid_mid",
+    "head-early": "layers.3.resid_post",
     "keys-small": "layers.0.linear_attn.conv_out",
     "int8-g32": "layers.0.linear_attn.mixed_qkv",
     "int8-g128": "layers.2.resid_mid",  # no matrix before o_proj has 128 columns
@@ -387,6 +390,13 @@ def test_weights_are_where_the_fault_puts_them(model):
     tied = qwenref.from_config(MODEL | {"tie_word_embeddings": True}, seed=5)
     untied = find("head-untied").open(tied)
     assert untied.lm_head.weight is not untied.model.embed_tokens.weight is tied.model.embed_tokens.weight
+
+
+def test_a_head_that_reads_too_early_sees_the_last_mlp_s_input(model):
+    with qwenref.capture(model, "layers.3.post_attention_layernorm") as c:
+        model([IDS])
+    hidden = c["layers.3.post_attention_layernorm"][0].astype(np.float64)
+    close(find("head-early").open(model)([IDS]).logits[0], naive.linear(hidden, np.asarray(model.lm_head.weight)))
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 32), (8, 128), (4, 32), (4, 128)])

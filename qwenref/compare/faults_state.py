@@ -59,8 +59,19 @@ def _fp8(x):
     return x.astype(ml_dtypes.float8_e4m3fn).astype(x.dtype)
 
 
-def _fp8_cache(here, heads, k, v, begin, end, scale):
-    return *each(_fp8, k, v), begin, end, scale
+def _fp16(x):
+    return x.astype(np.float16).astype(x.dtype)
+
+
+def _bf16(x):
+    return x.astype(ml_dtypes.bfloat16).astype(x.dtype)
+
+
+def _cached_in(rounded):
+    def change(here, heads, k, v, begin, end, scale):
+        return *each(rounded, k, v), begin, end, scale
+
+    return attending(change)
 
 
 _state = functools.partial(add, kind="state", applies=has_delta)
@@ -75,8 +86,12 @@ _state("state-bf16", what="the state of DeltaNet is kept in bf16", says={"state_
        mechanism=Ops("GatedDeltaNet", gated_delta_rule=_kept_in("round_bf16")), number=23, family="state-kept")
 _state("state-fp16", what="the state of DeltaNet is kept in fp16", says={"state_dtype": "float16"},
        mechanism=Ops("GatedDeltaNet", gated_delta_rule=_kept_in("round_f16")), family="state-kept")
-add("kv-fp8", "state", "keys and values of a cache are kept in fp8 (e4m3)", attending(_fp8_cache), number=31,
-    on="decode", applies=has_attention)
+add("kv-fp8", "state", "keys and values of a cache are kept in fp8 (e4m3)", _cached_in(_fp8), number=31,
+    on="decode", applies=has_attention, family="kv-kept")
+add("kv-fp16", "state", "keys and values are kept in fp16, those of a prompt as well", _cached_in(_fp16),
+    says={"kv_dtype": "float16"}, applies=has_attention, family="kv-kept")
+add("kv-bf16", "state", "keys and values are kept in bf16, those of a prompt as well", _cached_in(_bf16),
+    says={"kv_dtype": "bfloat16"}, applies=has_attention, family="kv-kept")
 # fmt: on
 
 
