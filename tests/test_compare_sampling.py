@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qwenref.compare.sampling import beside, fit, resolution, undo
+from qwenref.compare.sampling import as_reported, beside, fit, undo
 from qwenref.compare.statistics import measure
 from qwenref.compare.table import Table
 from qwenref.sampling import Sampler
@@ -165,13 +165,16 @@ def test_a_neutral_fit_changes_no_gap(drawn):
     assert np.allclose(same.engine, table.engine, atol=1e-12) and (same.emitted == table.emitted).all()
 
 
-def test_numbers_in_bf16_have_half_a_step():
-    values = -np.random.default_rng(0).uniform(2, 4, 5000)
-    rounded = values.astype(ml_dtypes.bfloat16).astype(np.float64)
-    assert resolution(values) == 0 and resolution(rounded) == pytest.approx(2**-7, rel=0.02)
-    # Steps are of 2**-6 between 2 and 4.
-    assert abs(rounded - values).max() <= 2**-7 * 1.0001  # by way of float32
-    assert resolution(np.array([0.0, np.nan, -np.inf])) == 0
+def test_where_an_engine_reports_bf16_the_variants_are_rounded_alike(drawn):
+    table = drawn.table()
+    assert as_reported(table) is table
+    rounded = table.engine.astype(ml_dtypes.bfloat16).astype(np.float64)
+    coarse = drawn.held(rounded)
+    found = as_reported(coarse)
+    assert np.array_equal(found.jitters, coarse.jitters.astype(ml_dtypes.bfloat16).astype(np.float64))
+    assert measure(coarse).gates("amber") == ["KL"] and not measure(found).gates("amber")
+    nothing = drawn.held(np.full_like(rounded, np.nan))
+    assert as_reported(nothing) is nothing
 
 
 def test_too_few_numbers_are_neutral(drawn):

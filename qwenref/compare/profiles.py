@@ -2,24 +2,28 @@
 
 import numpy as np
 
-from qwenref.compare.distributions import holm
+from qwenref.compare.distributions import holm, student_quantile
 from qwenref.compare.stages import AMBER, GREEN, stage
 
 PROFILE = (0.6, 1.6)  # error of the last quarter to that of the first
 QUARTER = 128  # positions of a quarter for it
 PERIODS = (64, 128)
+CHANCE = 0.002  # that a clean engine is outside of what its variants say of one more
 PERIODIC = 256  # positions for a period to show
 
 
-def profiles(table, scaled, random, stats, stages, arrays):
+def profiles(table, scaled, jitters, random, stats, stages, arrays):
+    """Both profiles of errors in sigmas [N]; `jitters` [J, N] those of variants, which say how far a clean one goes."""
     finite = np.isfinite(scaled)
     squares, prompt, position = np.square(scaled[finite]), table.prompt[finite], table.position[finite]
-    late, early = _quarters(squares, prompt, position)
-    if min(len(late), len(early)) >= QUARTER and early.mean() > 0:
-        value = float(np.sqrt(late.mean() / early.mean()))
+    early, late = _quarters(prompt, position)
+    value = _late_to_early(squares, early, late)
+    if min(len(late), len(early)) >= QUARTER and value is not None:
         stats["profile"] = {"value": value, "positions": int(len(late))}
-        verdict = GREEN if PROFILE[0] <= value <= PROFILE[1] else AMBER
-        stages.append(stage("profile", "error late against early", verdict, value, f"{PROFILE[0]} to {PROFILE[1]}"))
+        variants = [_late_to_early(np.square(each[finite]), early, late) for each in jitters]
+        low, high = _usual([each for each in variants if each is not None])
+        verdict = GREEN if low <= value <= high else AMBER
+        stages.append(stage("profile", "error late against early", verdict, value, f"{low:.2g} to {high:.2g}"))
     probabilities = {}
     for period in PERIODS:
         means = _by_phase(np.sqrt(squares), position % period, period)
@@ -33,17 +37,34 @@ def profiles(table, scaled, random, stats, stages, arrays):
         stages.append(stage("period", "error by position mod 64, 128", AMBER if any(rejected) else GREEN, least, 0.001))
 
 
-def _quarters(squares, prompt, position):
-    late, early = [], []
+def _late_to_early(squares, early, late):
+    """Error of the late rows to that of the early ones, None where there is none."""
+    if not len(early) or not len(late):
+        return None
+    before, behind = np.nanmean(squares[early]), np.nanmean(squares[late])
+    return float(np.sqrt(behind / before)) if before > 0 and behind > 0 else None
+
+
+def _usual(variants):
+    """PROFILE, or where one variant more may come out."""
+    if len(variants) < 2:
+        return PROFILE
+    logs = np.log(variants)
+    far = student_quantile(1 - CHANCE / 2, len(logs) - 1) * logs.std(ddof=1) * np.sqrt(1 + 1 / len(logs))
+    middle = logs.mean()
+    return min(PROFILE[0], float(np.exp(middle - far))), max(PROFILE[1], float(np.exp(middle + far)))
+
+
+def _quarters(prompt, position):
+    """(rows of the first quarter of each prompt, rows of the last)."""
+    early, late = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for number in np.unique(prompt):
         here = np.flatnonzero(prompt == number)
         here = here[np.argsort(position[here], kind="stable")]
         part = len(here) // 4
-        if part:
-            early.append(squares[here[:part]])
-            late.append(squares[here[-part:]])
-    none = np.empty(0)
-    return np.concatenate([none, *late]), np.concatenate([none, *early])
+        early.append(here[:part])
+        late.append(here[len(here) - part :])
+    return np.concatenate(early), np.concatenate(late)
 
 
 def _by_phase(values, phase, period):

@@ -6,10 +6,12 @@ engine's gaps on the truth's, and a penalty moves the ids that came before again
 
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from qwenref.compare.differences import at_columns, centred, given, likeliest_columns, shrunk
 from qwenref.compare.table import both_paths
+from qwenref.engines import checked
 
 TOLERANCE = 0.02  # of a slope, besides two standard errors
 SIGMAS = 5.0  # of a penalty
@@ -63,6 +65,12 @@ def fit(table, contexts, lengths=None, logz=None):
     return SamplingFit(slope, se, temperature, truncated, **values, scopes=scopes, explained=explained, findings=found)
 
 
+def only_cut(fit):
+    """The same without temperature and penalties, for where these are not believed."""
+    none = dict.fromkeys(("temperature", *_NAMES))
+    return fit._replace(slope=1.0, **none, scopes={}, findings=_findings(fit.truncated))
+
+
 def beside(decode, prefill):
     """The Table of decode with the engine's own prefill as its truth, at the positions both have.
 
@@ -92,12 +100,12 @@ def undo(table, fit, contexts, lengths=None, logz=None):
     return table._replace(engine=restored, emitted=np.where(moved, first, table.emitted))
 
 
-def resolution(values):
-    """Half of a step of log-probabilities that are all representable in bf16, in the root mean square; 0 of others."""
-    values = values[np.isfinite(values) & (values != 0)]
-    if not values.size or (np.ascontiguousarray(values, np.float32).view(np.uint32) & 0xFFFF).any():
-        return 0.0
-    return float(np.sqrt(np.mean(np.square(np.exp2(np.floor(np.log2(np.abs(values))) - 8)))))  # 8 bits of significand
+def as_reported(table):
+    """The Table with variants rounded as the engine's log-probabilities are: to bf16, where all of these are in it."""
+    values = table.engine[np.isfinite(table.engine) & (table.engine != 0)]
+    if not values.size or checked.resolution(values) != "bf16":
+        return table
+    return table._replace(jitters=table.jitters.astype(ml_dtypes.bfloat16).astype(np.float64))
 
 
 # ---- slope and penalties -------------------------------------------------------------------------------------------

@@ -97,51 +97,88 @@ def distances(truth, other, full):
 # ---- everything ----------------------------------------------------------------------------------------------------
 
 
-def measure(table, spread=0.0, resolution=0.0, seed=0, path=""):
-    """Measures of a Table.
+def measure(table, spread=0.0, seed=0, path=""):
+    """Measures of a Table; of the choices alone where it has no numbers of the engine.
 
     spread       standard deviation of the engine's log-probabilities between equal requests
-    resolution   half of a step of the numbers it reports
     path         put in front of the ids of stages: "P" or "D"
     """
-    spread = float(np.hypot(spread, resolution))
     there = given(table).any(axis=-1)
-    table = table.select(there)
-    if not table.positions:
-        return Measures({}, [stage(f"{path}R", "error against rounding", SKIPPED, detail="no numbers")], [], {}, None)
-    differences, random = Differences(table), np.random.default_rng(seed)
-    margin, pair = gap(table.truth, table.best, table.second), noise(table, table.second, spread)
-    crit = critical(table.positions, len(table.jitters))
-    error = gap(np.where(given(table), table.engine, np.nan) - table.truth, table.best, table.second)
-    scaled = error / pair
-    chosen = table.emitted >= 0
-    other = np.where(chosen, table.emitted, table.best)
-    sigma = np.where(other == table.best, pair, noise(table, other, spread))
-    u = gap(table.truth, table.best, other) / sigma
-    kinds = _classes(table, other, u, crit)
-    stats, stages, arrays = {}, [], {}
-    ratio = _ratio(table, differences, random, stats, stages, arrays)
-    _divergences(table, random, stats, stages, arrays)
-    _choices(margin, pair, chosen & (other == table.best), chosen, kinds, stats, stages)
-    _hot_spot(table, scaled, crit, stats, stages)
-    profiles(table, scaled, random, stats, stages, arrays)
-    stats["rank"] = ranks(table)
-    stats["dp"], stats["ppl"] = likelihoods(table)
-    flips = [
-        {
-            "prompt": int(table.prompt[n]), "pos": int(table.position[n]), "class": CLASSES[kinds[n] - 1],
-            "ref_id": int(table.support[n, table.best[n]]), "eng_id": int(table.support[n, other[n]]),
-            "margin": float(margin[n]), "sigma": float(sigma[n]), "u": float(u[n]),
-        }
-        for n in np.flatnonzero(kinds)
-    ]  # fmt: skip
-    arrays |= {
-        "prompt": table.prompt, "pos": table.position, "margin": margin, "sigma": sigma, "u": u,
-        "flip": np.minimum(kinds, 4), "qq": np.sort(scaled[np.isfinite(scaled)]),
-    }  # fmt: skip
+    stats, stages, arrays, ratio = {}, [], {}, None
+    if there.any():
+        table = table.select(there)
+    elif not (table.emitted >= 0).any():
+        missing = stage(f"{path}R", "error against rounding", SKIPPED, detail="no numbers")
+        return Measures(stats, [missing], [], arrays, ratio)
+    random, crit = np.random.default_rng(seed), critical(table.positions, len(table.jitters))
+    choices = _Choices(table, spread, crit)
+    if there.any():
+        differences = Differences(table)
+        ratio = _ratio(table, differences, random, stats, stages, arrays)
+        _divergences(table, random, stats, stages, arrays)
+    choices.told(stats, stages)
+    if there.any():
+        error = gap(np.where(given(table), table.engine, np.nan) - table.truth, table.best, table.second)
+        scaled = error / choices.pair
+        _hot_spot(table, scaled, crit, stats, stages)
+        jitters = gap(table.jitters - table.truth, table.best, table.second) / choices.pair
+        profiles(table, scaled, jitters, random, stats, stages, arrays)
+        stats["rank"] = ranks(table)
+        stats["dp"], stats["ppl"] = likelihoods(table)
+        arrays["qq"] = np.sort(scaled[np.isfinite(scaled)])
+    arrays |= choices.arrays(table)
     for row in stages:
         row["id"] = path + row["id"]
-    return Measures(stats, stages, flips, arrays, ratio)
+    return Measures(stats, stages, choices.flips(table), arrays, ratio)
+
+
+class _Choices:
+    """The engine's choices against the truth's, position by position: `.margin`, `.sigma`, `.u`, `.kinds` 0 the same,
+    then 1 and the place among CLASSES."""
+
+    def __init__(self, table, spread, crit):
+        self.pair = noise(table, table.second, spread)
+        self.margin = gap(table.truth, table.best, table.second)
+        self.made = table.emitted >= 0
+        self.other = np.where(self.made, table.emitted, table.best)
+        self.same = self.made & (self.other == table.best)
+        own = noise(table, self.other, spread)
+        self.sigma = np.where(self.other == table.best, self.pair, own)
+        self.u = gap(table.truth, table.best, self.other) / self.sigma
+        self.kinds = _classes(table, self.other, self.u, crit)
+
+    def told(self, stats, stages):
+        sure = self.made & (self.margin > SURE * self.pair)
+        n, agree = int(sure.sum()), int((sure & (self.same | (self.kinds == 1))).sum())
+        bound = 3 / n if n and agree == n else None  # the rule of three
+        stats["sure_agreement"] = {"n": n, "agree": agree, "bound95": bound}
+        if not self.made.any():
+            stages.append(stage("flips", "choices", SKIPPED, detail="no tokens"))
+            return
+        tied, benign, between, far = (int((self.kinds == kind).sum()) for kind in (1, 2, 3, 4))
+        verdict = RED if far else AMBER if between > AMBIGUOUS else GREEN
+        counts = f"{far} non-benign, {between} ambiguous, {benign} benign, {tied} ties"
+        stages.append(stage("flips", "choices that rounding does not explain", verdict, far, 0, counts))
+        detail = f"{agree:,} of {n:,} with a margin above {SURE:g} sigma"
+        share = agree / n if n else None
+        stages.append(stage("sure", "sure choices", SKIPPED if not n else RED if far else GREEN, share, 1, detail))
+
+    def flips(self, table):
+        return [
+            {
+                "prompt": int(table.prompt[n]), "pos": int(table.position[n]), "class": CLASSES[self.kinds[n] - 1],
+                "ref_id": int(table.support[n, table.best[n]]), "eng_id": int(table.support[n, self.other[n]]),
+                "margin": float(self.margin[n]), "sigma": float(self.sigma[n]), "u": float(self.u[n]),
+                "way": int(table.way[n]),
+            }
+            for n in np.flatnonzero(self.kinds)
+        ]  # fmt: skip
+
+    def arrays(self, table):
+        return {
+            "prompt": table.prompt, "pos": table.position, "margin": self.margin, "sigma": self.sigma, "u": self.u,
+            "flip": np.minimum(self.kinds, 4),
+        }  # fmt: skip
 
 
 def _classes(table, other, u, crit):
@@ -218,23 +255,6 @@ def _divergences(table, random, stats, stages, arrays):
     for name, values in (("tv", variation), ("js", shannon), ("bc", overlap)):
         stats[name] = {"mean": float(values.mean()), "max": float(values.max()), "min": float(values.min())}
     arrays |= {"kl": own, "kl_jitter_min": jitters.min(axis=0), "kl_jitter_max": jitters.max(axis=0)}
-
-
-def _choices(margin, sigma, same, chosen, kinds, stats, stages):
-    sure = chosen & (margin > SURE * sigma)
-    n, agree = int(sure.sum()), int((sure & (same | (kinds == 1))).sum())
-    bound = 3 / n if n and agree == n else None  # the rule of three
-    stats["sure_agreement"] = {"n": n, "agree": agree, "bound95": bound}
-    far, between = int((kinds == 4).sum()), int((kinds == 3).sum())
-    if not chosen.any():
-        stages.append(stage("flips", "choices", SKIPPED, detail="no tokens"))
-        return
-    verdict = RED if far else AMBER if between > AMBIGUOUS else GREEN
-    counts = f"{far} non-benign, {between} ambiguous, {int((kinds == 2).sum())} benign, {int((kinds == 1).sum())} ties"
-    stages.append(stage("flips", "choices that rounding does not explain", verdict, far, 0, counts))
-    detail = f"{agree:,} of {n:,} with a margin above {SURE:g} sigma"
-    share = agree / n if n else None
-    stages.append(stage("sure", "sure choices", SKIPPED if not n else RED if far else GREEN, share, 1, detail))
 
 
 def _hot_spot(table, scaled, crit, stats, stages):
