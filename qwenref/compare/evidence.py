@@ -16,7 +16,8 @@ class Trajectory(NamedTuple):
     ids: tuple
     start: int  # of the continuation
     prefill: list | None = None  # for each of ids[1:], all ids having been given
-    decode: list | None = None  # for each of ids[start:]: the steps the engine made itself
+    decode: list | None = None  # for each of ids[start:]: the steps the engine made itself; None: it made none of these
+    finish: str = "unknown"  # of the engine's answer: "stop", "length", "cancelled", "unknown"
     closing: bool = False  # the last id is no one's: it stands where the engine ended without saying by which id
 
 

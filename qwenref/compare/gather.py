@@ -20,14 +20,23 @@ REPEATS = 3  # equal requests
 _HASHES = ("config_sha256", "tokenizer_sha256", "template_sha256", "generation_config_sha256")
 
 
-def gather(model, engine, suite, tell=lambda *step: None):
-    """Evidence of a suite.  tell(done, total, what) after each request."""
-    seen = Evidence(engine.name, engine.capabilities())
+def gather(model, engine, suite, tell=lambda *step: None, seen=None, draws=None, enough=lambda: False):
+    """Evidence of a suite.  tell(done, total, what) after each request.
+
+    seen    Evidence to be filled, so that it is there when the work is interrupted
+    draws   tokens to be drawn at temperature 1 in place of greedy answers: prompts are asked again until there are as
+            many, each time by another seed
+    enough  asked after each prompt that is answered greedily: True leaves the others out
+    """
+    seen = Evidence(engine.name, engine.capabilities()) if seen is None else seen
     identify(model, engine, seen)
     _strings(model, engine, suite, seen, tell)
     _conversations(model, engine, suite, seen, tell)
     _repeats(model, engine, suite, seen, tell)
-    _prompts(model, engine, suite, seen, tell)
+    if draws is None:
+        _prompts(model, engine, suite, seen, tell, enough)
+    else:
+        _draws(model, engine, suite, seen, tell, draws)
     return seen
 
 
@@ -166,7 +175,7 @@ def _difference(x, y):
 # ---- S5, S6: prompts -----------------------------------------------------------------------------------------------
 
 
-def _prompts(model, engine, suite, seen, tell):
+def _prompts(model, engine, suite, seen, tell, enough):
     vocab = model.config.text_config.vocab_size
     k = listed(vocab, seen.gives.output_logprobs)
     left_out = 0
@@ -182,7 +191,38 @@ def _prompts(model, engine, suite, seen, tell):
         _contract(item, done, seen)
         _trajectories(model, engine, number, item, done, seen)
         tell(number + 1, len(suite.prompts), "prompts")
-    seen.asked["prompts"] = len(suite.prompts) - left_out
+        if enough():
+            break
+    _left_out(seen, len(suite.prompts), left_out)
+
+
+def _draws(model, engine, suite, seen, tell, wanted):
+    k = listed(model.config.text_config.vocab_size, seen.gives.output_logprobs)
+    asked = [(n, item) for n, item in enumerate(suite.prompts) if _request(item, seen) is not None]
+    _left_out(seen, len(suite.prompts), len(suite.prompts) - len(asked))
+    drawn, seed = 0, 0
+    while asked and drawn < wanted and seed < wanted:
+        number, item = asked[seed % len(asked)]
+        sampling = {"temperature": 1.0, "seed": seed}
+        seed += 1
+        request = _request(item, seen)
+        done = _kept(seen, item, lambda ask=request, n=item.new, how=sampling: engine.generate(ask, n, k, how))
+        if done is None:
+            asked = [each for each in asked if each[0] != number]
+            continue
+        seen.completions.setdefault(number, done)
+        _contract(item, done, seen)
+        own = _own(model, number, item, done, seen)
+        if own is not None:
+            if seed <= len(asked):
+                own = own._replace(prefill=_prefill(model, engine, item, own, seen))
+            seen.trajectories.append(own)
+            drawn += len(own.ids) - own.start
+        tell(min(drawn, wanted), wanted, "drawn tokens")
+
+
+def _left_out(seen, prompts, left_out):
+    seen.asked["prompts"] = prompts - left_out
     if left_out:
         seen.find("prompts-left-out", "info", f"{left_out} prompts have no text and this engine takes no ids")
 
@@ -193,26 +233,43 @@ def _request(item, seen):
 
 
 def _trajectories(model, engine, number, item, done, seen):
-    prompt = list(item.ids)
-    output, rows, closing = _output(model, done, seen)
-    own = None
-    if output:
-        decode = rows if any(row is not None for row in rows) else None
-        own = Trajectory(number, "engine", (*prompt, *output), len(prompt), decode=decode, closing=closing)
+    own = _own(model, number, item, done, seen)
     if not seen.gives.prompt_logprobs or not seen.gives.ids_in:
         if own is not None:
             seen.trajectories.append(own)
         return
-    k = listed(model.config.text_config.vocab_size, seen.gives.prompt_logprobs)
-    reference = continued(model, prompt, item.new)
+    reference = continued(model, item.ids, item.new)
     both = [own] if own is not None else []
     if own is None or list(own.ids[own.start :]) != reference:
-        both.append(Trajectory(number, "reference", (*prompt, *reference), len(prompt)))
+        both.append(Trajectory(number, "reference", (*item.ids, *reference), len(item.ids)))
     for way in both:
-        scores = _kept(seen, item, lambda way=way: engine.score(list(way.ids), k))
-        prefill = None if scores is None else list(scores.rows[: len(way.ids) - 1])
+        prefill = _prefill(model, engine, item, way, seen)
         if prefill is not None or way.decode is not None:
             seen.trajectories.append(way._replace(prefill=prefill))
+
+
+def _own(model, number, item, done, seen):
+    """The Trajectory of the engine's own answer, behind the ids it says it read; None where there is no answer."""
+    prompt = list(item.ids) if done.prompt_ids is None else list(done.prompt_ids)
+    output, rows, closing = _output(model, item, done, seen)
+    if not output or not prompt:
+        return None
+    ids = (*prompt, *output)
+    return Trajectory(number, "engine", ids, len(prompt), decode=rows, finish=done.finish, closing=closing)
+
+
+def _prefill(model, engine, item, way, seen):
+    """A row, or None, for each id of a trajectory behind its first; None where the engine gives none at all."""
+    if not seen.gives.prompt_logprobs or not seen.gives.ids_in:
+        return None
+    k = listed(model.config.text_config.vocab_size, seen.gives.prompt_logprobs)
+    scores = _kept(seen, item, lambda: engine.score(list(way.ids), k))
+    if scores is None:
+        return None
+    if list(scores.ids) != list(way.ids):
+        _other_ids(seen, item, len(way.ids), scores.ids)
+        return None
+    return list(scores.rows[: len(way.ids) - 1])
 
 
 def _kept(seen, item, ask):
@@ -231,7 +288,7 @@ def _first_line(error):
     return str(error).partition("\n")[0]
 
 
-def _output(model, done, seen):
+def _output(model, item, done, seen):
     """(ids, a row or None for each, whether the last id is none of the engine's) of a completion."""
     ids, rows = done.output_ids, list(done.rows or ())
     if ids is None and rows and all(row is not None and row.chosen is not None for row in rows):
@@ -240,7 +297,7 @@ def _output(model, done, seen):
         if not done.text:
             return [], [], False
         seen.assumed = True
-        ids, rows = list(map(int, model.tokenizer.encode(done.text))), []
+        ids, rows = retold(model, item, done.text), []
     ids, stops = list(ids), stop_ids(model)
     if done.finish == "stop" and done.stop_id is not None and ids[-1:] != [done.stop_id]:
         ids.append(done.stop_id)
@@ -251,14 +308,21 @@ def _output(model, done, seen):
     return ids, rows[: len(ids)], closing
 
 
+def retold(model, item, text):
+    """Ids of an answer that is known as text: the reference's own as far as it says the same, the tokenizer's behind.
+
+    A tokenizer need not make the ids of a text that a model wrote, so what says the same is taken to be the same.
+    """
+    own = continued(model, item.ids, item.new)
+    same = [n for n in range(len(own) + 1) if text.startswith(model.tokenizer.decode(own[:n]))]
+    kept = own[: same[-1]]
+    return [*kept, *map(int, model.tokenizer.encode(text[len(model.tokenizer.decode(kept)) :]))]
+
+
 def _contract(item, done, seen):
     """Findings where an engine did not do what it was asked for."""
     if seen.gives.ids_in and done.prompt_ids is not None and list(done.prompt_ids) != list(item.ids):
-        found = {"sent": len(item.ids), "read": len(done.prompt_ids), "prompt": item.id}
-        words = f"prompt {item.id}: {found['read']:,} ids read of {found['sent']:,} sent"
-        if found["read"] == found["sent"]:
-            words = f"prompt {item.id}: other ids read than were sent"
-        seen.find("engine-contract", "error", words, found)
+        _other_ids(seen, item, len(item.ids), done.prompt_ids)
     short = done.output_ids is not None and len(done.output_ids) < item.new
     if short and done.finish not in ("stop", "cancelled"):
         words = f"prompt {item.id}: {len(done.output_ids)} tokens of {item.new} asked for, and no stop"
@@ -267,3 +331,13 @@ def _contract(item, done, seen):
     if cached:
         words = "prompts are answered from a cache although none was to be used"
         seen.find("engine-contract", "warning", words, {"cached_tokens": cached, "prompt": item.id})
+
+
+def _other_ids(seen, item, sent, read):
+    known = [found["evidence"] for found in seen.findings if found["code"] == "engine-contract"]
+    if any(evidence.get("prompt") == item.id for evidence in known):
+        return
+    words = f"prompt {item.id}: {len(read):,} ids read of {sent:,} sent"
+    if len(read) == sent:
+        words = f"prompt {item.id}: other ids read than were sent"
+    seen.find("engine-contract", "error", words, {"sent": sent, "read": len(read), "prompt": item.id})

@@ -48,6 +48,7 @@ class Scored(NamedTuple):
     support: np.ndarray  # int64 [T, K]
     logprobs: np.ndarray  # float64 [T, K]
     best: np.ndarray  # int64 [T], the likeliest id of the vocabulary, the lower one among equals
+    logz: np.ndarray  # float64 [T], log of the sum of exp(logits): logits are log-probabilities and this
 
 
 def score(model, tasks, executor=None, progress=None, store=None):
@@ -93,13 +94,14 @@ def perform(model, task):
 
 
 def _scored(model, task, whole=False):
-    support, values, best = [], [], []
+    support, values, best, logz = [], [], [], []
     first = 0
     for logits in _logits(model, task, whole):
         here = slice(first, first + len(logits))
         first += len(logits)
         rows = log_softmax(np.asarray(logits, np.float64))
         best.append(logits.argmax(axis=-1))
+        logz.append(np.asarray(logits[:, 0], np.float64) - rows[:, 0])
         if task.support is not None:
             asked = task.support[here]
         else:
@@ -108,7 +110,8 @@ def _scored(model, task, whole=False):
         support.append(asked)
         found = np.take_along_axis(rows, np.maximum(asked, 0), axis=-1)
         values.append(np.where(asked < 0, np.nan, found))
-    return Scored(np.concatenate(support), np.concatenate(values), np.concatenate(best).astype(np.int64))
+    joined = [np.concatenate(each) for each in (support, values, best, logz)]
+    return Scored(*joined[:2], joined[2].astype(np.int64), joined[3])
 
 
 def _logits(model, task, whole):
@@ -178,11 +181,11 @@ def restored(task, vocab, arrays):
         arrays = (task.support.copy(), *arrays)
     elif task.top >= vocab:
         arrays = (np.array(_everything(task, vocab)), *arrays)
-    support, logprobs, best = arrays
+    support, logprobs, best, logz = arrays
     positions = len(task.ids) - task.start
-    if support.shape != logprobs.shape or best.shape != (positions,) or len(support) != positions:
+    if support.shape != logprobs.shape or not len(support) == len(best) == len(logz) == positions:
         raise ValueError(f"shapes {support.shape}, {logprobs.shape}, {best.shape} of {positions} positions")
-    return Scored(support, logprobs, best)
+    return Scored(support, logprobs, best, logz)
 
 
 def _everything(task, vocab):

@@ -30,7 +30,7 @@ from qwenref.errors import InputError, QwenrefWarning, compose, frames_of_the_pa
 
 LIMIT = 2**31  # bytes
 VARIABLE = "QWENREF_CACHE"
-_FORM = b"qwenref.scores/1\n"
+_FORM = b"qwenref.scores/2\n"
 _ENTRY = re.compile(r"[0-9a-f]{62}")
 _PART = re.compile(r"\.[0-9a-f]{62}\.[0-9a-f]{8}")  # an entry that is being written
 _ABANDONED = 3600  # seconds after which the writer of one must be gone
