@@ -77,7 +77,7 @@ class Reference(Stepping):
             "name": "qwenref",
             "version": qwenref.__version__,
             "backend": f"cpu {cpu_level()}",
-            "dtype": self.profile.dtype.name,
+            "dtype": self._dtype(),
             "quant": None,
             "kv_dtype": self._stored("kv"),
             "state_dtype": self._stored("state"),
@@ -91,6 +91,10 @@ class Reference(Stepping):
 
     def close(self):
         self._cache = None
+
+    def _dtype(self):
+        """What activations are rounded to, as engines say it."""
+        return "bfloat16" if self.profile.choices["linear"] == "bf16" else self.profile.dtype.name
 
     def _stored(self, what):
         choice = self.profile.choices[what]

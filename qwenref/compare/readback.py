@@ -1,0 +1,41 @@
+"""Step 12 of a comparison: what an engine says of itself, against the checkpoint."""
+
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "bf16": 16, "f16": 16, "f32": 32, "float64": 64}
+
+
+def read_back(judge):
+    """Findings, in a Judge, for settings that an engine says are others, or coarser, than the checkpoint's."""
+    seen = judge.seen
+    seen.differing_config += list(_coarser(judge)) + list(_others(judge))
+    for differing in seen.differing_config:
+        words = f"{differing['key']}: {differing['engine']} where the reference has {differing['ref']}"
+        seen.find("config_mismatch", "warning", words, differing)
+        judge.path.append(f"step 12: {words}")
+    if quantised(judge):
+        seen.find("weights-differ", "warning", f"the engine's weights are {seen.config['quant']}, the reference's not")
+
+
+def quantised(judge):
+    """Whether the engine says its weights are."""
+    quant = judge.seen.config.get("quant")
+    return bool(quant) and str(quant).lower() not in ("none", *BITS)
+
+
+def _coarser(judge):
+    claimed = judge.options.precision
+    for key, ref in (("state_dtype", "float32"), ("kv_dtype", claimed)):
+        value = judge.seen.config.get(key)
+        if value is not None and BITS.get(str(value).lower(), 8) < BITS.get(ref, 16):
+            yield {"key": key, "ref": ref, "engine": value}
+
+
+def _others(judge):
+    said, text = judge.seen.config, judge.model.config.text_config
+    known = {"rms_norm_eps": text.rms_norm_eps, "rope_theta": text.rope_parameters["rope_theta"]}
+    for key, ref in known.items():
+        value = (said.get("flags") or {}).get(key, said.get(key))
+        if value is not None and value != ref:
+            yield {"key": key, "ref": ref, "engine": value}
+    stops = said.get("stop_ids")
+    if stops is not None and judge.stops and set(stops) != set(judge.stops):
+        yield {"key": "stop_ids", "ref": sorted(judge.stops), "engine": sorted(stops)}

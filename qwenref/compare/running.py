@@ -1,0 +1,233 @@
+"""A comparison from beginning to end: what is asked, scored, judged and told, also of one that was interrupted."""
+
+import contextlib
+import datetime
+import os
+
+import qwenref
+from qwenref.compare.described import described
+from qwenref.compare.errors import INVALID, UNDECIDED, CompareError
+from qwenref.compare.evidence import Evidence
+from qwenref.compare.gather import gather, stop_ids
+from qwenref.compare.judge import Judge
+from qwenref.compare.numbers import Numbers
+from qwenref.compare.options import options
+from qwenref.compare.report import Report
+from qwenref.compare.sampled import EProcess
+from qwenref.compare.sampling import as_reported
+from qwenref.compare.scoring import score
+from qwenref.compare.statistics import CLASSES, measure
+from qwenref.compare.store import open_store
+from qwenref.compare.suites import Suite, suite
+from qwenref.engines.model_files import model_facts
+from qwenref.progress import Progress
+
+
+class Comparison:
+    """One engine against the reference.  `.report()` tells what there is, whatever came of `.run()`."""
+
+    def __init__(self, model, engine, asked, wanted, weights=None, executor=None, progress=None):
+        self.original, self.model, self.engine, self.suite = model, weights or model, engine, asked
+        self.seen = Evidence(engine.name, engine.capabilities())
+        self.options = options(asked, engine.config() if self.seen.gives.config else {}, **wanted)
+        self.has_weights, self._executor, self._progress = weights is not None, executor, progress
+        self._store = open_store()
+        self.numbers = self.judge = self.ended = None
+
+    def run(self):
+        """Ask, score, judge; an interruption or a bad answer ends it early and is a finding."""
+        line = Progress(self._progress, unit="steps")
+        self._tell = line.at
+        try:
+            self._asked_and_judged()
+        except KeyboardInterrupt:
+            self._end(UNDECIDED, "interrupted", "interrupted: what was there until then is told")
+        except CompareError as error:
+            if error.exit_code not in (INVALID, UNDECIDED):
+                raise
+            self._end(error.exit_code, error.code, str(error))
+        finally:
+            line.end()
+        return self
+
+    def _asked_and_judged(self):
+        self._ask()
+        self.numbers = Numbers(self.model, self.seen.trajectories, self.options.variants, run=self._score)
+        self.judge = Judge(self.model, self.suite, self.options, self.seen, self.numbers, stop_ids(self.model),
+                           self._without_cache)  # fmt: skip
+        self.judge.judged()
+        if self.has_weights:
+            self._loss()
+
+    def _ask(self):
+        watch = _Odds(self) if self.options.until_decided and self.options.draws is None else None
+        enough = (lambda: False) if watch is None else watch.decided
+        gather(self.model, self.engine, self.suite, self._tell, self.seen, self.options.draws, enough)
+        if watch is not None:
+            watch.tell()
+
+    def _score(self, model, tasks):
+        return score(model, tasks, self._executor, lambda done, total: self._tell(done, total, "scores"), self._store)
+
+    def _without_cache(self):
+        """Trajectories of the prompts asked again without a cache of prompts; None where that cannot be asked for."""
+        if not getattr(self.engine, "prefix_cache", False):
+            return None
+        again = Evidence(self.engine.name, self.seen.gives)
+        self.engine.prefix_cache = False
+        try:
+            prompts = Suite(self.suite.name, self.suite.prompts)
+            gather(self.model, self.engine, prompts, self._tell, again, self.options.draws)
+        finally:
+            self.engine.prefix_cache = True
+        return [way for way in again.trajectories if way.decode is not None]
+
+    def _loss(self):
+        """What the engine's own weights lose against the checkpoint's: column one to column two."""
+        table = self.numbers.table("decode") if self.judge.tables["D"].positions else self.numbers.table("prefill")
+        ways = {n: table.way == n for n in dict.fromkeys(table.way.tolist())}
+        tasks = [
+            self.numbers.at(n, ("truth", "fp64"), int(table.position[rows][0]), table.support[rows])
+            for n, rows in ways.items()
+        ]
+        truths = self._score(self.original, tasks)
+        moved = table.truth.copy()
+        for rows, scored in zip(ways.values(), truths, strict=True):
+            moved[rows] = scored.logprobs
+        lost = measure(table.with_engine(moved)).stats
+        figures = {"R": lost["R"]["value"], "kl": lost["kl"]["mean"]}
+        words = f"the engine's own weights are R {figures['R']:.3g}, KL {figures['kl']:.3g} nats from the checkpoint's"
+        self.seen.find("quantization_loss", "info", words, figures)
+
+    def _end(self, code, name, words):
+        self.ended = (code, words)
+        self.seen.find(name, "error" if code == INVALID else "warning", words.partition("\n")[0], {"said": words})
+
+    def report(self):
+        """The Report of what there is."""
+        fields, arrays = {"findings": self.seen.findings, "config_diff": self.seen.differing_config}, {}
+        if self.judge is not None:
+            verdict = self.judge.verdict()
+            fields, arrays = verdict.fields, verdict.arrays
+            fields = {**fields, **described(self.judge)}
+        if self.ended is not None:
+            code, words = self.ended
+            status = "INVALID" if code == INVALID else "INCONCLUSIVE"
+            fields |= {"status": status, "exit_code": code, "cause": "none", "confidence": None}
+            fields["summary"] = words.partition("\n")[0]
+        return Report({**self._identity(), **fields}, arrays)
+
+    def _identity(self):
+        text, said = self.original.config.text_config, self.seen.config
+        facts = {} if self.original.path is None else model_facts(self.original.path)
+        hashes = {key.removesuffix("_sha256"): value for key, value in facts.items() if key.endswith("_sha256")}
+        name = "" if self.original.path is None else os.path.basename(os.path.abspath(self.original.path))
+        return {
+            "created": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "tier": self.seen.gives.tier,
+            "mode": self.options.mode,
+            "reference": {"model": name, "dtype": text.get("dtype") or text.get("torch_dtype"), "hashes": hashes,
+                          "semantics": "none: no rounding inside of DeltaNet"},
+            "engine": {"name": self.seen.name, "precision": self.options.precision,
+                       **{key: value for key, value in said.items() if key not in ("name", "model", "defaults")}},
+            "suite": {"name": self.suite.name, "sha256": self.suite.sha256, "prompts": len(self.suite.prompts),
+                      "positions": self.suite.positions},
+            "envelope": self._envelope(),
+        }  # fmt: skip
+
+    def _envelope(self):
+        found = {"J": len(self.options.variants), "axes": [self.options.family]}
+        return found if self.judge is None else found | self.judge.envelope()
+
+
+class _Odds:
+    """Evidence, prompt by prompt, that choices which rounding does not explain are more than rare."""
+
+    def __init__(self, comparison):
+        self._comparison, self._looked, self._odds = comparison, 0, EProcess()
+
+    def decided(self):
+        comparison = self._comparison
+        ways = [way for way in comparison.seen.trajectories[self._looked :] if way.origin == "engine"]
+        self._looked = len(comparison.seen.trajectories)
+        if ways:
+            numbers = Numbers(comparison.model, ways, comparison.options.variants, run=comparison._score)
+            found = measure(as_reported(numbers.table("decode")), comparison.seen.spread)
+            self._odds.add(found.arrays["flip"] == len(CLASSES) if "flip" in found.arrays else [])
+        return self._odds.decided
+
+    def tell(self):
+        odds = self._odds
+        if odds.decided:
+            words = f"decided after {odds.n:,} tokens: more than {odds.good:g} of the choices are outside of rounding"
+        else:
+            words = (
+                f"not decided after {odds.n:,} tokens: at most {odds.bound:.2g} of the choices are outside of rounding"
+            )
+        self._comparison.seen.find("until-decided", "info", words, {"tokens": odds.n, "events": odds.events})
+
+
+def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter=None, explain="auto",
+            engine_weights=None, draws=None, until_decided=False, seed=None, without=(), executor=None, workers=None,
+            dask=None, progress=None):  # fmt: skip
+    """The `Report` of an engine held against the reference: whether rounding explains what differs, else what does.
+
+    ref             a Model, a folder, "tiny" or a hub name
+    engine          an engine (`qwenref.engines`), its spec, or two of either: the reference is the arbiter
+    suite           "quick", "standard", "deep", a Suite or the path of one
+    mode            "greedy"; "sample": tokens drawn at temperature 1; "rl": these, with importance weights
+    precision       what the engine claims to compute in: "bf16", "fp16", "fp32", ...; None: what it says itself
+    jitter          rounding variants that noise is made of, 16, or 8 for "quick"
+    explain         when known faults are tried: "auto" on two prompts, on all where something is off; "always"; "never"
+    engine_weights  the engine's own weights, dequantised: a Model or a folder
+    draws           tokens to be drawn, 4,096; until_decided: stop as soon as the odds decide
+    without         names of known faults that are not tried
+    executor        what scores are computed on: a `concurrent.futures.Executor`; or workers, a number of processes; or
+                    dask, the address of a cluster.  The bits are the same
+
+    An interruption gives the report of what there is.  Raises what its arguments deserve, and EngineUnreachable;
+    what is wrong with an engine's answers is a report with status INVALID.
+    """
+    wanted = {"mode": mode, "precision": precision, "jitter": jitter, "explain": explain, "draws": draws,
+              "until_decided": until_decided, "seed": seed, "without": without}  # fmt: skip
+    model, weights = _model(ref), None if engine_weights is None else _model(engine_weights)
+    asked = suite if isinstance(suite, Suite) else _suite(suite, model)
+    with contextlib.ExitStack() as stack:
+        engines = [_opened(each, stack) for each in (engine if isinstance(engine, (list, tuple)) else [engine])]
+        run_on = _executor(model, executor, workers, dask, stack)
+        made = []
+        for each in engines:
+            comparison = Comparison(model, each, asked, wanted, weights, run_on, progress)
+            made.append(comparison.run())
+    if len(made) == 1:
+        return made[0].report()
+    from qwenref.compare.arbiter import between
+
+    return between(made)
+
+
+def _model(ref):
+    from qwenref.compare.opening import reference
+
+    return reference(os.fspath(ref)) if isinstance(ref, (str, os.PathLike)) else ref
+
+
+def _suite(name, model):
+    return suite(name, model)
+
+
+def _opened(engine, stack):
+    """An engine, or what a spec names, closed behind the comparison."""
+    if not isinstance(engine, str):
+        return engine
+    opened = qwenref.engines.open(engine)
+    stack.callback(opened.close)
+    return opened
+
+
+def _executor(model, executor, workers, dask, stack):
+    if executor is None and workers is None and dask is None:
+        return None
+    from qwenref.compare.workers import open_executor
+
+    return stack.enter_context(open_executor(model, workers, dask, executor))
