@@ -12,6 +12,11 @@ from qwenref.compare.faulty import FaultyReference
 
 CONFIG_OR_KERNELS = ("config", "kernels")
 STATE = ("state_or_cache",)
+NUMERIC = ("state_or_cache", "prefill_kernel", "weights", "config", "kernels")
+# What an engine of texts is not asked, and what the prompts of a suite have nothing of.
+UNREAD = (
+    "regex-gpt2", "regex-qwen2", "specials-as-text", "think-empty", "system-added", "newline-dropped", "eos-other",
+)  # fmt: skip
 
 
 class Planted(NamedTuple):
@@ -61,12 +66,23 @@ class Planted(NamedTuple):
         found = [places(find(name), model) for name in self.faults]
         return all(here and here[0].fits(model) for here in found)
 
-    def sides(self, model):
-        """(the reference's model, the engine)."""
+    def sides(self, model, jitter=None):
+        """(the reference's model, the engine); `jitter` is the seed of a rounding variant the engine computes by."""
         base = model if self.probe is None else find(self.probe).open(model)
         faults = self.resolved(base)
-        engine = FaultyReference(base, *faults, tier=self.tier, **self.options)
+        engine = FaultyReference(base, *faults, tier=self.tier, **{"jitter": jitter, **self.options})
         return engine.model if self.weights else base, engine
+
+    def through(self, tier):
+        """The row for an engine of another tier, None where nothing of the fault reaches it."""
+        if tier == self.tier:
+            return self
+        if self.tier != "A":
+            return None
+        causes = self.causes
+        if set(causes) & set(NUMERIC):
+            causes = tuple(dict.fromkeys([*causes, *NUMERIC]))  # prefill and decode cannot be told apart
+        return None if tier == "C" and set(self.faults) & set(UNREAD) else self._replace(tier=tier, causes=causes)
 
 
 def _same(number, *faults, finding=None, **facts):
