@@ -29,9 +29,9 @@ TOUR = f"""\
 qwenref {__version__}: reference runtime for the Qwen3.5 family.  MODEL is tiny, a folder or a hub name.
   qwenref inspect tiny                                 its parameters, mixers, cache, stop ids
   qwenref generate tiny "How much is 31 plus 23?"      an answer with its chain of thought
-  qwenref generate tiny "Once upon a time," --raw      a text continued, without the chat template
+  qwenref compare tiny --engine reference:tiny         whether an engine is wrong, and where
 The same in Python: import qwenref; model = qwenref.from_pretrained("tiny"); print(model)
-qwenref VERB --help explains: inspect, generate, chat, render, tokenize, record, doctor, bench."""
+qwenref VERB --help: inspect, generate, chat, render, tokenize, compare, record, doctor, bench."""
 
 
 def main(argv=None):

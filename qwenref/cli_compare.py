@@ -10,6 +10,7 @@ _ENGINE = "KIND:REST, KIND+http://HOST:PORT or a recorded run PATH.jsonl; see th
 
 def add(verbs):
     """Their words."""
+    _add_compare(verbs)
     _add_record(verbs)
     _add_doctor(verbs)
 
@@ -46,8 +47,8 @@ def _compared(options):
 
 def _pasted(options):
     """The Report of two answers that were pasted into files."""
+    from qwenref.compare import pasted
     from qwenref.compare.opening import ids_of, reference
-    from qwenref.compare.pasted import pasted
 
     ids_of(options.prompt_ids)  # what is no list of ids is said before the model is opened
     texts = [_text(path) for path in options.text]
@@ -187,6 +188,7 @@ def record(options):
         show_json("record", {"output": options.output, **facts})
     else:
         show(f"{options.output}: {written:,} records of {engine.name}, suite {asked.name}")
+        show(f"next: qwenref compare {options.model or 'MODEL'} --engine {options.output} --suite {options.suite}")
     return FINE
 
 

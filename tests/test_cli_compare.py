@@ -38,7 +38,7 @@ def test_a_run_is_recorded_and_can_be_gone_on_with(capsys, asked, tmp_path):
     words = ("record", "tiny", "--engine", REFERENCE, "--suite", asked, "-o", path)
     code, out, err = run(capsys, *words)
     assert (code, err) == (FINE, "") and out.startswith(f"{path}: ")
-    assert "qwenref compare" not in out  # a verb there is not yet
+    assert f"next: qwenref compare tiny --engine {path} --suite {asked}" in out
     whole = run_file.read(path)
     assert {record.path for record in whole.records} == {"prefill", "decode"}
     assert {len(row.ids) for record in whole.records for row in record.rows} == {20}
