@@ -18,6 +18,7 @@ NAMES = [
     "04_delta_rule",
     "05_text_in_text_out",
     "06_what_it_sees",
+    "07_which_engine_is_wrong",
 ]
 
 # What a notebook does, without one: cells share their names, and the last value of a cell is shown by its HTML.
