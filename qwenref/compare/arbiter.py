@@ -28,9 +28,9 @@ def between(comparisons):
     )  # fmt: skip
 
 
-def distinct(engines):
-    """Names that tell two engines apart: their own, numbered where these are equal."""
-    names = [each.name for each in engines]
+def distinct(comparisons):
+    """Names that tell engines apart: their own, numbered where these are equal."""
+    names = [each.engine.name for each in comparisons]
     return names if len(set(names)) == len(names) else [f"{name} ({n})" for n, name in enumerate(names, 1)]
 
 
@@ -53,7 +53,7 @@ def _summary(near):
 
 def _near_tie(*comparisons):
     """{prompt, pos} where two answers part first, if neither token is further off than rounding moves it; else None."""
-    if any(each.judge is None for each in comparisons):
+    if any(each.ended is not None for each in comparisons):
         return None
     answers = [_answers(each) for each in comparisons]
     for prompt in sorted(set(answers[0]) & set(answers[1])):

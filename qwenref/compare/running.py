@@ -5,6 +5,7 @@ import datetime
 import os
 
 import qwenref
+from qwenref.compare.arbiter import between, distinct
 from qwenref.compare.described import described
 from qwenref.compare.errors import INVALID, UNDECIDED, CompareError
 from qwenref.compare.evidence import Evidence
@@ -20,6 +21,7 @@ from qwenref.compare.statistics import CLASSES, measure
 from qwenref.compare.store import open_store
 from qwenref.compare.suites import Suite, suite
 from qwenref.engines.model_files import model_facts
+from qwenref.errors import InputError, compose
 from qwenref.progress import Progress
 
 
@@ -32,15 +34,19 @@ class Comparison:
         self.options = options(asked, engine.config() if self.seen.gives.config else {}, **wanted)
         self.has_weights, self._executor, self._progress = weights is not None, executor, progress
         self._store = open_store()
-        self.numbers = self.judge = self.ended = None
+        self.numbers = self.judge = None
+        self.ended = (UNDECIDED, "the engine was not asked: the comparison was interrupted before")
+        self.interrupted = False
 
     def run(self):
         """Ask, score, judge; an interruption or a bad answer ends it early and is a finding."""
+        self.ended = None
         line = Progress(self._progress, unit="steps")
         self._tell = line.at
         try:
             self._asked_and_judged()
         except KeyboardInterrupt:
+            self.interrupted = True
             self._end(UNDECIDED, "interrupted", "interrupted: what was there until then is told")
         except CompareError as error:
             if error.exit_code not in (INVALID, UNDECIDED):
@@ -190,20 +196,26 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
     """
     wanted = {"mode": mode, "precision": precision, "jitter": jitter, "explain": explain, "draws": draws,
               "until_decided": until_decided, "seed": seed, "without": without}  # fmt: skip
+    several = list(engine) if isinstance(engine, (list, tuple)) else [engine]
+    if len(several) not in (1, 2):
+        raise InputError(compose("compare: engines", found=f"{len(several)}", expected="one or two"))
     model, weights = _model(ref), None if engine_weights is None else _model(engine_weights)
     asked = suite if isinstance(suite, Suite) else _suite(suite, model)
     with contextlib.ExitStack() as stack:
-        engines = [_opened(each, stack) for each in (engine if isinstance(engine, (list, tuple)) else [engine])]
+        engines = [_opened(each, stack) for each in several]
         run_on = _executor(model, executor, workers, dask, stack)
-        made = []
-        for each in engines:
-            comparison = Comparison(model, each, asked, wanted, weights, run_on, progress)
-            made.append(comparison.run())
-    if len(made) == 1:
-        return made[0].report()
-    from qwenref.compare.arbiter import between
+        made = [Comparison(model, each, asked, wanted, weights, run_on, progress) for each in engines]
+        return run_all(made)
 
-    return between(made)
+
+def run_all(made):
+    """The Report of one Comparison, or of two; an interruption of the first leaves the second unasked."""
+    for comparison, name in zip(made, distinct(made), strict=True):
+        comparison.seen.name = name
+    for comparison in made:
+        if comparison.run().interrupted:
+            break
+    return made[0].report() if len(made) == 1 else between(made)
 
 
 def _model(ref):

@@ -1,7 +1,6 @@
 """Two answers that were pasted, and the ids they answer: which one is no answer of the reference, in tier D."""
 
-from qwenref.compare.arbiter import between
-from qwenref.compare.running import Comparison
+from qwenref.compare.running import Comparison, run_all
 from qwenref.compare.suites import Item, Suite
 from qwenref.engines.base import Capabilities, Closing, Completion
 from qwenref.errors import InputError, compose
@@ -39,8 +38,9 @@ def pasted(model, ids, a, b, precision=None, jitter=None, progress=None):
     longest = max(len(model.tokenizer.encode(text)) for text in (a, b))
     asked = Suite("pasted", (Item("pasted", ids, longest, "pasted", None),))
     wanted = {"precision": precision, "jitter": jitter}
-    made = [
-        Comparison(model, Pasted(name, text), asked, wanted, progress=progress).run()
-        for name, text in zip(NAMES, (a, b), strict=True)
-    ]
-    return between(made)
+    return run_all(
+        [
+            Comparison(model, Pasted(name, text), asked, wanted, progress=progress)
+            for name, text in zip(NAMES, (a, b), strict=True)
+        ]
+    )
