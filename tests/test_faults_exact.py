@@ -8,7 +8,7 @@ from text_configs import text_config
 import qwenref
 from qwenref import naive
 from qwenref.compare.faults import LIBRARY, MODEL_KINDS, find
-from qwenref.compare.faults_weights import fp8_blocks, integers
+from qwenref.compare.faults_weights import fp8_blocks, integers, q4_0, q8_0
 
 MODEL = text_config("llff", heads=(4, 2), delta=(2, 4), head_dim=32, hidden_size=64, max_position_embeddings=8192)
 T = 70
@@ -95,6 +95,8 @@ FIRST = {  # fault -> the first value of VALUES it changes in a prompt; None: no
     "int8-g128": "layers.2.resid_mid",  # no matrix before o_proj has 128 columns
     "int4-g32": "layers.0.linear_attn.mixed_qkv",
     "int4-g128": "layers.2.resid_mid",
+    "q8_0": "layers.0.input_layernorm",  # of the embedding
+    "q4_0": "layers.0.input_layernorm",
     "fp8-weights": "layers.0.linear_attn.mixed_qkv",
     "head-bf16": None,
     "delta-as-torch": "layers.0.linear_attn.conv_out",
@@ -412,6 +414,24 @@ def test_weights_of_few_bits_are_whole_numbers_of_a_scale_and_near(bits, group):
     assert len(np.unique(np.rint(steps))) > most  # many of the levels are used
     odd = np.ones((2, 40), np.float32)
     assert integers(4, 32)(odd) is odd
+
+
+def test_gguf_types_are_levels_of_a_float16_for_each_32(model):
+    w = np.random.default_rng(2).standard_normal((5, 96), np.float32)
+    w[0, :32] = 0
+    for made, least, most in ((q8_0(w), -127, 127), (q4_0(w), -8, 7)):
+        assert not made[0, :32].any() and not np.array_equal(made, w)
+        blocks, given = made.reshape(5, 3, 32)[1:], w.reshape(5, 3, 32)[1:]
+        at = np.abs(given).argmax(axis=-1)[..., None]
+        scale = np.take_along_axis(given, at, axis=-1) / (-8 if least == -8 else 127)
+        scale = (scale if least == -8 else np.abs(scale)).astype(np.float16).astype(np.float32)
+        steps = blocks / scale
+        np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
+        assert steps.min() >= least - 1e-4 and steps.max() <= most + 1e-4
+        inside = steps < most - 0.5 if least == -8 else steps > least  # the largest level of Q4_0 cuts
+        assert (np.abs(blocks - given) <= np.abs(scale) * 0.51 + 1e-3 * np.abs(given))[inside].all()
+    odd = np.ones((2, 40), np.float32)
+    assert q8_0(odd) is odd and q4_0(odd) is odd
 
 
 def test_fp8_blocks_have_three_bits_behind_the_leading_one_and_a_scale_of_their_own():

@@ -178,6 +178,56 @@ def fp8_blocks(w, size=128):
     return np.ascontiguousarray(made.reshape(wide.shape)[:O, :I])
 
 
+def _blocks(w):
+    """Blocks of 32 columns, or None where there are no whole ones."""
+    O, I = w.shape
+    return None if I % 32 else w.astype(np.float32).reshape(O, I // 32, 32)
+
+
+def q8_0(w):
+    """GGUF's Q8_0: whole numbers up to 127 times a float16 for each 32 columns."""
+    blocks = _blocks(w)
+    if blocks is None:
+        return w
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+    steps = np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0)
+    # Halves go away from zero there.
+    steps = np.copysign(np.floor(np.abs(steps) + np.float32(0.5)), steps)
+    return (steps * scale.astype(np.float16).astype(np.float32)).reshape(w.shape)
+
+
+def q4_0(w):
+    """GGUF's Q4_0: 16 levels from -8 to 7 times a float16 for each 32 columns, the largest being -8 of it."""
+    blocks = _blocks(w)
+    if blocks is None:
+        return w
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
+    scale = largest / np.float32(-8)
+    steps = np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale != 0)
+    steps = np.minimum(np.trunc(steps + np.float32(8.5)), 15) - 8
+    return (steps * scale.astype(np.float16).astype(np.float32)).reshape(w.shape)
+
+
+class GGUF:
+    """Projections over weights of a type, their inputs rounded to Q8_0 as llama.cpp multiplies; the embedding too."""
+
+    confined = False
+
+    def __init__(self, rounded, head):
+        self.rounded, self.head = rounded, head
+
+    def install(self, model, fault):
+        kept = _Rounded(self.rounded)
+
+        def linear(here, was, x, w, b=None, **outputs):
+            x = np.asarray(x)
+            return was(q8_0(x.reshape(-1, x.shape[-1])).reshape(x.shape), kept.weight(w), b, **outputs)
+
+        Ops((*PROJECTIONS, "lm_head") if self.head else PROJECTIONS, linear=linear).install(model, fault)
+        embedding = model.text_model.embed_tokens
+        embedding.weight = Parameter(self.rounded(np.asarray(embedding.weight)).astype(np.float32))
+
+
 class _Rounded:
     """`linear` with weights that `rounded(w)` makes, and which are kept as long as they are few."""
 
@@ -231,6 +281,9 @@ _few = functools.partial(add, kind="quantization", family="weight-bits")
 for _bits, _group in ((8, 32), (8, 128), (4, 32), (4, 128)):
     _few(f"int{_bits}-g{_group}", what=f"weights of {_bits} bits, a scale for each {_group}", number=29,
          mechanism=Rounding(integers(_bits, _group)))
+_few("q8_0", what="a GGUF of type Q8_0, multiplied as llama.cpp does", mechanism=GGUF(q8_0, head=True))
+_few("q4_0", what="a GGUF of type Q4_0, multiplied as llama.cpp does; its head is not known",
+     mechanism=GGUF(q4_0, head=False))
 _few("fp8-weights", what="weights in fp8 (e4m3), a scale for each 128 by 128", mechanism=Rounding(fp8_blocks))
 add("head-bf16", "quantization", "the head rounded to bf16", applies=_head_rounds,
     mechanism=Ops("lm_head", linear=lambda here, was, x, w, *b: was(x, w.astype(ml_dtypes.bfloat16), *b)))

@@ -116,15 +116,15 @@ class Naming:
         prefill, decode = self._judge.bad("P"), self._judge.bad("D")
         has_prefill = bool(self._judge.tables["P"].positions)
         period = any(row["id"] == "P period" and row["verdict"] == AMBER for row in self._judge.stages)
-        if has_prefill and decode and (not prefill or self._judge.apart()):
+        if quantised(self._judge) and (prefill or not has_prefill):
+            cause, words = "quantization", f"the engine says its weights are {self._judge.seen.config['quant']}"
+            words += ": consistent with quantization"
+        elif has_prefill and decode and (not prefill or self._judge.apart()):
             cause, words = "state_or_cache", "decode is outside and prefill is not"
             if prefill:
                 words = "both paths are outside, and differ"
         elif prefill and (not decode or period) and self._judge.tables["D"].positions:
             cause, words = "prefill_kernel", "prefill is outside" + (", by blocks of 64 or 128" if period else "")
-        elif quantised(self._judge):
-            cause, words = "quantization", f"the engine says its weights are {self._judge.seen.config.get('quant')}"
-            words += ": consistent with quantization"
         else:
             cause, words = "kernels", "the numbers are outside, and no known fault explains them"
         self._judge.reasons.append(Reason(cause, "statistical", (), words, True))
