@@ -11,6 +11,17 @@ import numpy as np
 _STEPS, _SMALL = 500, 1e-300
 
 
+def beyond(sizes, chance):
+    """What a size exceeds with this probability, if it and `sizes` [J] are draws of one log-normal distribution."""
+    sizes = np.asarray(sizes, np.float64)
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    if len(sizes) < 2:
+        return 0.0
+    logs = np.log(sizes)
+    step = logs.std(ddof=1) * np.sqrt(1 + 1 / len(sizes))
+    return float(np.exp(logs.mean() + student_quantile(1 - chance, len(sizes) - 1) * step))
+
+
 def student_quantile(p, freedom):
     """t with P(T <= t) = p, 0.5 <= p < 1, by bisection."""
     low, high = 0.0, 1.0
