@@ -13,14 +13,14 @@ from qwenref.compare import prompts
 from qwenref.compare.blind import blind_spots
 from qwenref.compare.causes import Reason, sampling_row, sampling_rows
 from qwenref.compare.described import envelope
-from qwenref.compare.differences import Differences
+from qwenref.compare.differences import Differences, given
 from qwenref.compare.drawn import Drawn, temperature
 from qwenref.compare.faults import LIBRARY, find
 from qwenref.compare.naming import PATHS, Naming
 from qwenref.compare.numbers import Numbers
 from qwenref.compare.readback import read_back
 from qwenref.compare.replay import RESIDUAL
-from qwenref.compare.sampling import as_reported, beside, fit, only_cut, undo
+from qwenref.compare.sampling import as_listed, as_reported, beside, fit, only_cut, undo
 from qwenref.compare.stages import GREEN, RED, SKIPPED, stage
 from qwenref.compare.statistics import measure, prefill_against_decode
 from qwenref.compare.stops import stop_findings
@@ -146,7 +146,7 @@ class Judge:
         table = beside(decode, prefill) if prefill.positions else decode
         if not table.positions:
             table = decode
-        found = fit(table, *self._before(table))
+        found = as_listed(fit(table, *self._before(table)), int(given(decode).sum(axis=-1).max()))
         if table is decode and (found.scopes or found.temperature is not None) and not self._brings_back(found):
             self.aside, found = found, only_cut(found)
             self.path.append("step 5: a temperature or penalties leave the error outside; set aside")

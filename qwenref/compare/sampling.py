@@ -71,6 +71,15 @@ def only_cut(fit):
     return fit._replace(slope=1.0, **none, scopes={}, findings=_findings(fit.truncated))
 
 
+def as_listed(fit, listed):
+    """The same without a top-k that is as long as the lists an engine gives: these end there anyway."""
+    kind, value = fit.truncated or (None, None)
+    if kind != "top_k" or value is None or value < listed:
+        return fit
+    rest = [found for found in fit.findings if found["code"] != "truncated-support"]
+    return fit._replace(truncated=None, findings=rest)
+
+
 def beside(decode, prefill):
     """The Table of decode with the engine's own prefill as its truth, at the positions both have.
 
