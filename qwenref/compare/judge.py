@@ -13,7 +13,7 @@ from qwenref.compare import prompts
 from qwenref.compare.blind import blind_spots
 from qwenref.compare.causes import Reason, sampling_row, sampling_rows
 from qwenref.compare.described import envelope
-from qwenref.compare.differences import Differences, given
+from qwenref.compare.differences import Differences
 from qwenref.compare.drawn import Drawn, temperature
 from qwenref.compare.faults import LIBRARY, find
 from qwenref.compare.naming import PATHS, Naming
@@ -24,6 +24,7 @@ from qwenref.compare.sampling import as_listed, as_reported, beside, fit, only_c
 from qwenref.compare.stages import GREEN, RED, SKIPPED, stage
 from qwenref.compare.statistics import measure, prefill_against_decode
 from qwenref.compare.stops import stop_findings
+from qwenref.engines.base import ALL
 
 ENOUGH = 32  # usable positions
 
@@ -146,7 +147,9 @@ class Judge:
         table = beside(decode, prefill) if prefill.positions else decode
         if not table.positions:
             table = decode
-        found = as_listed(fit(table, *self._before(table)), int(given(decode).sum(axis=-1).max()))
+        found = fit(table, *self._before(table))
+        if self.seen.gives.output_logprobs != ALL:
+            found = as_listed(found, int(np.isfinite(decode.engine).sum(axis=-1).max()))
         if table is decode and (found.scopes or found.temperature is not None) and not self._brings_back(found):
             self.aside, found = found, only_cut(found)
             self.path.append("step 5: a temperature or penalties leave the error outside; set aside")
