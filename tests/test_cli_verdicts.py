@@ -1,7 +1,6 @@
 """The verb compare: words in, a report in every form out, and one error for each bad input before any work."""
 
 import json
-import sys
 import types
 import xml.etree.ElementTree as xml
 
@@ -35,7 +34,7 @@ def verb(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli_compare, "add", cli_compare._add_compare)
     monkeypatch.setattr(qwenref.compare, "compare", answer, raising=False)
-    monkeypatch.setitem(sys.modules, "qwenref.compare.pasted", types.SimpleNamespace(pasted=pasted))
+    monkeypatch.setattr(qwenref.compare, "pasted", pasted, raising=False)
     for name in ("QWENREF_NUM_THREADS", "QWENREF_CPU"):
         monkeypatch.delenv(name, raising=False)
 
