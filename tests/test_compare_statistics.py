@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qwenref.compare import distributions
+from qwenref.compare.profiles import profiles
 from qwenref.compare.statistics import CLASSES, critical, divergence, limits, measure, prefill_against_decode
 from qwenref.compare.table import Table
 
@@ -107,6 +108,31 @@ def test_one_wrong_position_is_a_hot_spot():
     found = measure(table.with_engine(normal(engine)))
     assert "Zmax" in found.gates("red")
     assert (found.stats["zmax"]["prompt"], found.stats["zmax"]["pos"]) == (17 % 4, 17 // 4)
+
+
+def periodic(period, factor, N=2048):
+    """Stats of errors that are `factor` times as large at one position in `period`, and the stage's verdict."""
+    random = np.random.default_rng(0)
+    errors = random.normal(size=N) * np.where(np.arange(N) % period == 3, factor, 1)
+    table = drawn(N=N)._replace(prompt=np.zeros(N, np.int64), position=np.arange(N))
+    stats, stages = {}, []
+    profiles(table, errors, random.normal(size=(8, N)), np.random.default_rng(5), stats, stages, {})
+    return errors, stats["period"], stages[-1]["verdict"]
+
+
+def test_errors_at_one_position_in_64_are_a_period_and_others_are_none():
+    assert periodic(64, 4.0)[1:] == ({"64": 1 / 2001, "128": 1 / 2001}, "amber")
+    errors, found, verdict = periodic(64, 1.0)
+    assert verdict == "green"
+
+    def peak(values, phase):
+        values = np.log1p(np.abs(values))
+        means = [values[phase == n].mean() - values.mean() for n in range(64)]
+        return max(means * np.sqrt(np.bincount(phase)) / values.std())
+
+    phase, random = np.arange(2048) % 64, np.random.default_rng(5)
+    over = [peak(random.permutation(np.abs(errors)), phase) >= peak(errors, phase) for _ in range(2000)]
+    assert found["64"] == pytest.approx((1 + sum(over)) / 2001, abs=1e-12)
 
 
 def test_orders_of_ids_and_of_prompts_do_not_matter():

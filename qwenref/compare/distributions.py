@@ -4,6 +4,7 @@ Continued fractions and series of the incomplete beta and gamma functions: NIST 
 Functions, 8.17.22, 8.11.4 and 8.9.2.
 """
 
+import functools
 from math import erfc, exp, lgamma, log, log1p, sqrt
 
 import numpy as np
@@ -22,6 +23,7 @@ def beyond(sizes, chance):
     return float(np.exp(logs.mean() + student_quantile(1 - chance, len(sizes) - 1) * step))
 
 
+@functools.lru_cache
 def student_quantile(p, freedom):
     """t with P(T <= t) = p, 0.5 <= p < 1, by bisection."""
     low, high = 0.0, 1.0

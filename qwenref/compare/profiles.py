@@ -26,15 +26,12 @@ def profiles(table, scaled, jitters, random, stats, stages, arrays):
         stages.append(stage("profile", "error late against early", verdict, value, f"{low:.2g} to {high:.2g}"))
     probabilities, peaks = {}, {}
     for period in PERIODS:
-        means = _by_phase(np.sqrt(squares), position % period, period)
-        arrays[f"error_mod{period}"] = means
+        phase = position % period
+        arrays[f"error_mod{period}"] = _by_phase(np.sqrt(squares), phase, period)
         if len(squares) >= PERIODIC:
-            probabilities[period] = _permuted(np.sqrt(squares), position % period, period, random)
-            others = [np.abs(each[finite]) for each in jitters]
-            peaks[period] = (
-                _peak(np.sqrt(squares), position % period, period),
-                [_peak(np.where(np.isfinite(each), each, 0), position % period, period) for each in others],
-            )
+            own, others = _standardised(np.sqrt(squares)), _sizes(jitters[:, finite])
+            probabilities[period] = _permuted(own, phase, random)
+            peaks[period] = _peak(own, phase), [_peak(_standardised(each), phase) for each in others]
     if probabilities:
         stats["period"] = {str(period): p for period, p in probabilities.items()}
         rejected = holm(list(probabilities.values()), 0.002)
@@ -79,17 +76,28 @@ def _by_phase(values, phase, period):
     return np.divide(total, count, out=np.full(period, np.nan), where=count > 0)
 
 
-def _permuted(values, phase, period, random, draws=2000):
-    """How probable so large a mean at one phase is where phases do not matter."""
-    seen = _peak(values, phase, period)
-    others = (_peak(random.permutation(values), phase, period) for _ in range(draws))
+def _sizes(errors):
+    return np.where(np.isfinite(errors), np.abs(errors), 0)
+
+
+def _standardised(values):
+    """Logarithms of 1 + values, so that one large error is no period, less their mean and by their spread."""
+    values = np.log1p(values)
+    values -= values.mean()
+    spread = values.std()
+    return values / spread if spread > 0 else np.zeros_like(values)
+
+
+def _permuted(values, phase, random, draws=2000):
+    """How probable so large a peak of standardised values is where phases do not matter."""
+    seen = _peak(values, phase)
+    others = (_peak(random.permutation(values), phase) for _ in range(draws))
     return (1 + sum(other >= seen for other in others)) / (1 + draws)
 
 
-def _peak(values, phase, period):
-    """Largest mean at one phase above that of all, in standard errors."""
-    values = np.log1p(values)  # one large error is no period
-    count = np.bincount(phase, minlength=period)
-    means = np.bincount(phase, weights=values - values.mean(), minlength=period)[count > 1] / count[count > 1]
-    spread = values.std()
-    return float((means * np.sqrt(count[count > 1])).max() / spread) if means.size and spread > 0 else 0.0
+def _peak(values, phase):
+    """Largest mean of standardised values at one phase, in standard errors."""
+    count = np.bincount(phase)
+    several = count > 1
+    sums = np.bincount(phase, weights=values)[several]
+    return float((sums / np.sqrt(count[several])).max()) if sums.size else 0.0
