@@ -5,6 +5,11 @@ import os
 
 from qwenref.cli_base import FINDING, FINE, add_verb, show, show_document, show_json, whole_number, width
 
+# Options of an engine, which two texts have no use for.
+_OF_ENGINES = (
+    "suite", "mode", "draws", "engine_weights", "explain", "activations", "activations_order", "until_decided",
+    "workers", "dask",
+)  # fmt: skip
 _ENGINE = "KIND:REST, KIND+http://HOST:PORT or a recorded run PATH.jsonl; see the examples in qwenref/engines/README.md"
 
 
@@ -19,7 +24,10 @@ def add(verbs):
 
 
 def compare(options):
+    from qwenref.compare.options import refuse
+
     _refuse_contradictions(options)
+    refuse(**_given(options, "mode", "precision", "jitter", "explain", "draws", "until_decided"))
     _free_outputs(options)
     report = _pasted(options) if options.text else _compared(options)
     return _told(report, options)
@@ -36,9 +44,10 @@ def _compared(options):
     model = reference(options.model)
     if activations is not None:
         _fits(model, *activations)
-    asked = _suite(options.suite, model)
-    wanted = ("jitter", "mode", "precision", "engine_weights", "explain", "workers", "dask", "until_decided")
-    given = {name: getattr(options, name) for name in wanted if getattr(options, name) is not None}
+    asked = _suite(options.suite or "quick", model)
+    given = _given(
+        options, "jitter", "mode", "precision", "engine_weights", "explain", "draws", "workers", "dask", "until_decided"
+    )
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(_engine(spec)) for spec in options.engine]
         report = compare(model, engines if len(engines) > 1 else engines[0], asked, **given)
@@ -53,23 +62,33 @@ def _pasted(options):
     ids_of(options.prompt_ids)  # what is no list of ids is said before the model is opened
     texts = [_text(path) for path in options.text]
     model = reference(options.model)
-    return pasted(model, ids_of(options.prompt_ids, model), *texts)
+    return pasted(model, ids_of(options.prompt_ids, model), *texts, **_given(options, "precision", "jitter"))
+
+
+def _given(options, *names):
+    """{name: value} of what was said on the command line."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def _refuse_contradictions(options):
     from qwenref.errors import InputError, compose
 
     wrong = None
+    lost = [f"--{name.replace('_', '-')}" for name in _given(options, *_OF_ENGINES)]
     if options.text and options.engine:
         wrong = "--text is about two texts, --engine about an engine"
     elif options.text and not options.prompt_ids:
         wrong = "--text needs the ids both texts answer: --prompt-ids FILE"
+    elif options.text and lost:
+        wrong = f"--text takes no {', '.join(lost)}, only --jitter and --precision"
     elif not options.text and not options.engine:
         wrong = "nothing to compare with: --engine SPEC, or --text A B"
     elif len(options.engine) > 2:
         wrong = f"{len(options.engine)} engines: at most two"
     elif options.prompt_ids and not options.text and not options.activations:
         wrong = "--prompt-ids goes with --text or --activations"
+    elif options.activations_order and not options.activations:
+        wrong = "--activations-order goes with --activations"
     elif options.workers and options.dask:
         wrong = "--workers or --dask"
     if wrong:
@@ -107,7 +126,7 @@ def _activations(options):
     if ids is None:
         do = "--prompt-ids FILE, or an array input_ids in the file"
         raise InputError(compose(f"{options.activations}: of which token ids?", do=do))
-    return found.values, ids, options.activations_order
+    return found.values, ids, options.activations_order or "hf"
 
 
 def _fits(model, values, ids, order):
@@ -235,21 +254,24 @@ def _add_compare(verbs):
     summary = "Whether an engine is inside what rounding explains of the reference; if not, since where and of what."
     example = "qwenref compare tiny --engine reference:tiny?numerics=hf"
     verb = add_verb(verbs, "compare", compare, example, summary, json=False)
-    _add_engine(verb, action="append", default=[])
+    _add_engine(verb, None, action="append", default=[])
     verb.add_argument("--text", nargs=2, metavar=("A", "B"), help="two answers pasted into files, in place of engines")
     verb.add_argument("--prompt-ids", metavar="FILE", help="token ids that both answer, or that activations belong to")
     group = verb.add_argument_group("how")
     group.add_argument("--jitter", type=whole_number("--jitter", 1), metavar="J", help="rounding variants; 8 or 16")
     group.add_argument("--mode", choices=("greedy", "sample", "rl"), help="default greedy")
+    draws = "tokens that modes sample and rl draw; default 4,096"
+    group.add_argument("--draws", type=whole_number("--draws", 1), metavar="N", help=draws)
     group.add_argument(
-        "--precision", metavar="P", help="what the engine claims: bf16, fp16, fp32, fp8, int4, a GGUF type"
+        "--precision", metavar="P", help="what the engine claims: bf16, fp16, fp32, fp8, int8, int4, a GGUF type"
     )
     group.add_argument("--engine-weights", metavar="DIR", help="the engine's own weights, dequantised, as a checkpoint")
     group.add_argument("--explain", choices=("auto", "always", "never"), help="hold known faults against the error")
     group.add_argument("--activations", metavar="FILE", help="the engine's, npz or safetensors, by our site names")
     orders = "order of value heads in it; default hf"
-    group.add_argument("--activations-order", choices=("hf", "gguf"), default="hf", help=orders)
-    group.add_argument("--until-decided", action="store_true", default=None, help="sample until the odds decide")
+    group.add_argument("--activations-order", choices=("hf", "gguf"), help=orders)
+    until = "stop asking as soon as the odds decide; mode greedy"
+    group.add_argument("--until-decided", action="store_true", default=None, help=until)
     group.add_argument("--workers", type=whole_number("--workers", 1), metavar="N", help="processes that score")
     group.add_argument("--dask", metavar="URL", help="a Dask cluster that scores, tcp://HOST:PORT")
     group = verb.add_argument_group("results")
@@ -261,17 +283,17 @@ def _add_compare(verbs):
     group.add_argument("--force", action="store_true", help="write over files")
 
 
-def _add_engine(verb, **options):
+def _add_engine(verb, asked, **options):
     verb.add_argument("--engine", metavar="SPEC", help=_ENGINE, **options)
     suites = "quick (4 prompts), standard (16), deep (66), or a file"
-    verb.add_argument("--suite", default="quick", metavar="S", help=f"{suites}; default quick")
+    verb.add_argument("--suite", default=asked, metavar="S", help=f"{suites}; default quick")
 
 
 def _add_record(verbs):
     summary = "What an engine answers to a suite, written down for a comparison elsewhere."
     example = "qwenref record tiny --engine reference:tiny?numerics=hf -o run.jsonl"
     verb = add_verb(verbs, "record", record, example, summary, model="?")
-    _add_engine(verb, required=True)
+    _add_engine(verb, "quick", required=True)
     verb.add_argument("-o", "--output", required=True, metavar="FILE", help="JSON lines of qwenref.run/1")
     most = whole_number("--k", 1)
     verb.add_argument("--k", type=most, default=20, metavar="K", help="log-probabilities a position; default 20")

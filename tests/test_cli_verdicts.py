@@ -26,8 +26,8 @@ def verb(monkeypatch, tmp_path):
         ASKED.append((model, engines, suite, given))
         return compare_documents.report()
 
-    def pasted(model, ids, a, b):
-        ASKED.append((model, ids, a, b))
+    def pasted(model, ids, a, b, **given):
+        ASKED.append((model, ids, a, b, given))
         return Report(compare_documents.clean())
 
     ASKED.clear()
@@ -56,12 +56,14 @@ def test_the_report_is_printed_and_its_exit_code_is_that_of_the_command(capsys):
 def test_options_reach_the_comparison(capsys, monkeypatch):
     monkeypatch.setenv("QWENREF_NUM_THREADS", "1")
     words = ("--jitter", 16, "--mode", "rl", "--precision", "bf16", "--explain", "never", "--workers", 2)
-    _, out, _ = run(capsys, "tiny", "--engine", ENGINE, *words, "--engine-weights", "w", "--until-decided")
+    _, out, _ = run(capsys, "tiny", "--engine", ENGINE, *words, "--engine-weights", "w", "--draws", "1,000")
     assert ASKED[0][3] == {
         "jitter": 16, "mode": "rl", "precision": "bf16", "explain": "never", "workers": 2, "engine_weights": "w",
-        "until_decided": True,
+        "draws": 1000,
     }  # fmt: skip
     assert "again: QWENREF_NUM_THREADS=1 qwenref compare" in out
+    run(capsys, "tiny", "--engine", ENGINE, "--until-decided", "--precision", "Q4_K_M")
+    assert ASKED[1][3] == {"until_decided": True, "precision": "Q4_K_M"}
 
 
 def test_two_engines_are_given_together(capsys):
@@ -94,9 +96,10 @@ def test_two_pasted_texts_are_compared_by_their_ids(capsys, tmp_path):
     for name, text in (("a.txt", "yes\r\n"), ("b.txt", "no"), ("ids.json", "[1, 2, 3]"), ("ids.txt", "1 2,\n3")):
         (tmp_path / name).write_bytes(text.encode())
     for ids in ("ids.json", "ids.txt"):
-        code, out, err = run(capsys, "tiny", "--text", "a.txt", "b.txt", "--prompt-ids", ids)
-        assert (code, err) == (0, "") and "inside" in out
-        assert ASKED.pop()[1:] == ([1, 2, 3], "yes\r\n", "no")
+        for words, given in (((), {}), (("--jitter", 8, "--precision", "f32"), {"jitter": 8, "precision": "f32"})):
+            code, out, err = run(capsys, "tiny", "--text", "a.txt", "b.txt", "--prompt-ids", ids, *words)
+            assert (code, err) == (0, "") and "inside" in out
+            assert ASKED.pop()[1:] == ([1, 2, 3], "yes\r\n", "no", given)
 
 
 def test_activations_give_the_report_a_place(capsys, tmp_path):
@@ -117,6 +120,7 @@ def test_activations_give_the_report_a_place(capsys, tmp_path):
     assert code == 3 and err.startswith("ActivationShape") and len(ASKED) == count
 
 
+PASTED = ("--text", "taken", "bytes", "--prompt-ids", "good")
 REFUSED = [
     (("tiny",), "InputError: compare: nothing to compare with"),
     (("tiny", "--engine", ENGINE, "--engine", ENGINE, "--engine", ENGINE), "3 engines: at most two"),
@@ -133,6 +137,16 @@ REFUSED = [
     (("tiny", "--text", "bytes", "taken", "--prompt-ids", "good"), "InputError: bytes: no text"),
     (("tiny", "--engine", ENGINE, "--prompt-ids", "good"), "--prompt-ids goes with --text or --activations"),
     (("tiny", "--engine", ENGINE, "--workers", "2", "--dask", "tcp://h:1"), "--workers or --dask"),
+    (("tiny", "--engine", ENGINE, "--precision", "banana"), "InputError: compare: precision\n    found    'banana'"),
+    (("tiny", "--engine", ENGINE, "--draws", "9"), "InputError: compare: draws in mode greedy"),
+    (("tiny", "--engine", ENGINE, "--mode", "rl", "--draws", "0"), "--draws: '0' is not a number of at least 1"),
+    (("tiny", "--engine", ENGINE, "--mode", "rl", "--until-decided"), "until-decided in mode rl: drawn tokens are no"),
+    (("tiny", "--engine", ENGINE, "--activations-order", "hf"), "--activations-order goes with --activations"),
+    (("tiny", *PASTED, "--suite", "deep", "--mode", "rl"), "--text takes no --suite, --mode, only --jitter and --prec"),
+    (("tiny", *PASTED, "--activations", "a.npz"), "--text takes no --activations, only"),
+    (("tiny", *PASTED, "--engine-weights", "w", "--until-decided"), "takes no --engine-weights, --until-decided, only"),
+    (("tiny", *PASTED, "--workers", "2", "--explain", "always"), "--text takes no --explain, --workers, only"),
+    (("tiny", *PASTED, "--precision", "banana"), "InputError: compare: precision"),
     (("tiny", "--engine", "what"), "InputError: engine: what"),
     (("tiny", "--engine", "vllmm:x"), "UnknownName: engine: no kind vllmm"),
     (("tiny", "--engine", "gone.jsonl"), "gone.jsonl"),

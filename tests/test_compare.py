@@ -247,6 +247,11 @@ def test_too_few_positions_are_undecided(tiny, quick):
         ({"mode": "beam"}, InputError, "mode"),
         ({"explain": "maybe"}, InputError, "explain"),
         ({"workers": 0}, InputError, "workers"),
+        ({"precision": "banana"}, InputError, "(?s)precision.*'banana'.*bf16, fp16, fp32, fp8, int8, int4, or a GGUF"),
+        ({"precision": 16}, InputError, "precision"),
+        ({"mode": "rl", "draws": 0}, InputError, "draws"),
+        ({"draws": 100}, InputError, "draws in mode greedy"),
+        ({"mode": "sample", "until_decided": True}, InputError, "until-decided in mode sample"),
     ],
     ids=str,
 )

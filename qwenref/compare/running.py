@@ -12,7 +12,7 @@ from qwenref.compare.evidence import Evidence
 from qwenref.compare.gather import gather, stop_ids
 from qwenref.compare.judge import Judge
 from qwenref.compare.numbers import Numbers
-from qwenref.compare.options import options
+from qwenref.compare.options import options, refuse
 from qwenref.compare.report import Report
 from qwenref.compare.sampled import EProcess
 from qwenref.compare.sampling import as_reported
@@ -66,7 +66,7 @@ class Comparison:
             self._loss()
 
     def _ask(self):
-        watch = _Odds(self) if self.options.until_decided and self.options.draws is None else None
+        watch = _Odds(self) if self.options.until_decided else None
         enough = (lambda: False) if watch is None else watch.decided
         gather(self.model, self.engine, self.suite, self._tell, self.seen, self.options.draws, enough)
         if watch is not None:
@@ -182,11 +182,13 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
     engine          an engine (`qwenref.engines`), its spec, or two of either: the reference is the arbiter
     suite           "quick", "standard", "deep", a Suite or the path of one
     mode            "greedy"; "sample": tokens drawn at temperature 1; "rl": these, with importance weights
-    precision       what the engine claims to compute in: "bf16", "fp16", "fp32", ...; None: what it says itself
+    precision       what the engine claims to compute in: "bf16", "fp16", "fp32", "fp8", "int8", "int4" or a GGUF type;
+                    None: what it says itself
     jitter          rounding variants that noise is made of, 16, or 8 for "quick"
     explain         when known faults are tried: "auto" on two prompts, on all where something is off; "always"; "never"
     engine_weights  the engine's own weights, dequantised: a Model or a folder
-    draws           tokens to be drawn, 4,096; until_decided: stop as soon as the odds decide
+    draws           tokens to be drawn, 4,096, in modes "sample" and "rl"
+    until_decided   stop asking as soon as the odds decide, in mode "greedy"
     without         names of known faults that are not tried
     executor        what scores are computed on: a `concurrent.futures.Executor`; or workers, a number of processes; or
                     dask, the address of a cluster.  The bits are the same
@@ -196,6 +198,7 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
     """
     wanted = {"mode": mode, "precision": precision, "jitter": jitter, "explain": explain, "draws": draws,
               "until_decided": until_decided, "seed": seed, "without": without}  # fmt: skip
+    refuse(mode, precision, jitter, explain, draws, until_decided, seed)
     several = list(engine) if isinstance(engine, (list, tuple)) else [engine]
     if len(several) not in (1, 2):
         raise InputError(compose("compare: engines", found=f"{len(several)}", expected="one or two"))
