@@ -64,6 +64,13 @@ def test_gates_are_as_wide_as_variants_are_apart_and_no_narrower_than_their_leas
     assert limits([1.0] * 4 + [2.0] * 4, (1.5, 2)) == pytest.approx(expected * np.sqrt(2) / 1.5, rel=1e-3)
 
 
+def test_one_size_more_is_where_student_says():
+    # Logarithms 0 and 2: mean 1, deviation sqrt(2), t of one degree of freedom at 0.75 is 1.
+    low, high = distributions.one_more([1.0, np.exp(2), np.nan, 0.0], 0.25)
+    assert np.log([low, high]) == pytest.approx([1 - np.sqrt(3), 1 + np.sqrt(3)])
+    assert distributions.one_more([2.0, -1.0], 0.25) == (np.inf, 0)
+
+
 def test_one_variant_more_is_red_as_rarely_as_it_was_said():
     random = np.random.default_rng(0)
     sizes = np.exp(random.normal(0, 0.4, (4000, 9)))

@@ -12,15 +12,18 @@ import numpy as np
 _STEPS, _SMALL = 500, 1e-300
 
 
-def beyond(sizes, chance):
-    """What a size exceeds with this probability, if it and `sizes` [J] are draws of one log-normal distribution."""
+def one_more(sizes, chance):
+    """(low, high): what one size more is below, or above, with this probability each; (inf, 0) of fewer than two.
+
+    All are taken as draws of one log-normal distribution, of which only `sizes` [J] are known.
+    """
     sizes = np.asarray(sizes, np.float64)
     sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
     if len(sizes) < 2:
-        return 0.0
+        return float("inf"), 0.0
     logs = np.log(sizes)
-    step = logs.std(ddof=1) * np.sqrt(1 + 1 / len(sizes))
-    return float(np.exp(logs.mean() + student_quantile(1 - chance, len(sizes) - 1) * step))
+    reach = student_quantile(1 - chance, len(sizes) - 1) * logs.std(ddof=1) * np.sqrt(1 + 1 / len(sizes))
+    return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
 @functools.lru_cache

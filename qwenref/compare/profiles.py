@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qwenref.compare.distributions import beyond, holm, student_quantile
+from qwenref.compare.distributions import holm, one_more
 from qwenref.compare.stages import AMBER, GREEN, stage
 
 PROFILE = (0.6, 1.6)  # error of the last quarter to that of the first
@@ -21,7 +21,8 @@ def profiles(table, scaled, jitters, random, stats, stages, arrays):
     if min(len(late), len(early)) >= QUARTER and value is not None:
         stats["profile"] = {"value": value, "positions": int(len(late))}
         variants = [_late_to_early(np.square(each[finite]), early, late) for each in jitters]
-        low, high = _usual([each for each in variants if each is not None])
+        usual = one_more([each for each in variants if each is not None], CHANCE / 2)
+        low, high = min(PROFILE[0], usual[0]), max(PROFILE[1], usual[1])
         verdict = GREEN if low <= value <= high else AMBER
         stages.append(stage("profile", "error late against early", verdict, value, f"{low:.2g} to {high:.2g}"))
     probabilities, peaks = {}, {}
@@ -36,7 +37,7 @@ def profiles(table, scaled, jitters, random, stats, stages, arrays):
         stats["period"] = {str(period): p for period, p in probabilities.items()}
         rejected = holm(list(probabilities.values()), 0.002)
         # Where what is fed is more sensitive at some phases, the variants' errors have a peak there as well.
-        unusual = [own > beyond(others, CHANCE) for own, others in peaks.values()]
+        unusual = [own > one_more(others, CHANCE)[1] for own, others in peaks.values()]
         verdict = AMBER if any(a and b for a, b in zip(rejected, unusual, strict=True)) else GREEN
         stages.append(stage("period", "error by position mod 64, 128", verdict, min(probabilities.values()), 0.001))
 
@@ -47,16 +48,6 @@ def _late_to_early(squares, early, late):
         return None
     before, behind = np.nanmean(squares[early]), np.nanmean(squares[late])
     return float(np.sqrt(behind / before)) if before > 0 and behind > 0 else None
-
-
-def _usual(variants):
-    """PROFILE, or where one variant more may come out."""
-    if len(variants) < 2:
-        return PROFILE
-    logs = np.log(variants)
-    far = student_quantile(1 - CHANCE / 2, len(logs) - 1) * logs.std(ddof=1) * np.sqrt(1 + 1 / len(logs))
-    middle = logs.mean()
-    return min(PROFILE[0], float(np.exp(middle - far))), max(PROFILE[1], float(np.exp(middle + far)))
 
 
 def _quarters(prompt, position):

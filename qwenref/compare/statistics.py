@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qwenref.compare.differences import PSEUDO, Differences, centred, gap, given, likeliest, noise
-from qwenref.compare.distributions import beyond, student_quantile
+from qwenref.compare.distributions import one_more, student_quantile
 from qwenref.compare.likelihoods import likelihoods, ranks
 from qwenref.compare.profiles import profiles
 from qwenref.compare.stages import AMBER, GREEN, RED, SKIPPED, graded, stage
@@ -50,17 +50,12 @@ def critical(positions, variants):
 
 
 def limits(sizes, gates):
-    """(amber, red) of a size to the median of the variants' sizes [J]: `gates`, or where one variant more may come out.
-
-    Sizes of variants are taken as log-normal, and one more as a draw from what J of them say of it.
-    """
-    sizes = np.asarray(sizes, np.float64)
-    if len(sizes) < 2 or not (sizes > 0).all():
+    """(amber, red) of a size to the median of the variants' sizes [J]: `gates`, or where one more may come out."""
+    middle = np.median(sizes)
+    if not middle > 0:
         return gates
-    logs, middle = np.log(sizes), np.log(np.median(sizes))
-    step = logs.std(ddof=1) * np.sqrt(1 + 1 / len(sizes))
-    reach = [logs.mean() + student_quantile(1 - chance, len(sizes) - 1) * step - middle for chance in CHANCE]
-    return tuple(max(gate, float(np.exp(far))) for gate, far in zip(gates, reach, strict=True))
+    reach = [one_more(sizes, chance)[1] / middle for chance in CHANCE]
+    return tuple(map(max, gates, reach))
 
 
 # ---- divergences ---------------------------------------------------------------------------------------------------
@@ -278,7 +273,7 @@ def _largest(moved):
     pooled = np.nanmean(squares)
     rest = (np.nansum(squares, axis=0) - np.nan_to_num(squares) + PSEUDO * pooled) / (others + PSEUDO)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return beyond(np.nanmax(np.abs(moved) / np.sqrt(rest), axis=1), CHANCE[1])
+        return one_more(np.nanmax(np.abs(moved) / np.sqrt(rest), axis=1), CHANCE[1])[1]
 
 
 def prefill_against_decode(prefill, decode):
