@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from qwenref.compare.drawn import Drawn
 from qwenref.compare.sampled import EProcess, binomial_bound, poisson_binomial, sample_tests
+from qwenref.compare.table import Table
 from qwenref.sampling import Sampler
 
 N, V = 3000, 80
@@ -106,6 +108,22 @@ def test_many_draws_of_few_prompts_are_held_against_their_distributions(declared
 def test_no_tokens_decide_nothing(declared):
     facts = sample_tests(declared[:0], [])
     assert facts["n"] == 0 and facts["decision"] == "within" and facts["detectable_kl"] is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_answers_without_a_token_are_passed_over():
+    empty = Table.concatenate([], 8)
+    for table in (empty, _table(np.zeros((3, 4)), emitted=[-1, -1, -1])):
+        found = Drawn(table, [None], weights=True)
+        assert [row["verdict"] for row in found.stages] == ["skipped"] and not found.differs and found.stats == {}
+
+
+def _table(logits, emitted, J=8):
+    """A Table whose engine and variants are the truth itself."""
+    truth, rows = normal(logits), np.arange(len(logits))
+    ids = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
+    variants, none = np.broadcast_to(truth, (J, *truth.shape)), np.zeros_like(rows)
+    return Table(none, none, rows, ids, truth, variants, truth, none, none + 1, np.array(emitted), True)
 
 
 def test_counts_of_unequal_events_have_the_probability_of_the_sum_over_all_outcomes():

@@ -5,7 +5,7 @@ import numpy as np
 from qwenref.compare.differences import at_columns, likeliest_columns
 from qwenref.compare.likelihoods import rl_block
 from qwenref.compare.sampled import sample_tests
-from qwenref.compare.stages import AMBER, GREEN, RED, graded, stage
+from qwenref.compare.stages import AMBER, GREEN, RED, SKIPPED, graded, stage
 from qwenref.compare.statistics import divergence
 
 TEMPERATURES = (1.0, 0.8, 0.7, 0.6)  # that engines draw by unless told otherwise
@@ -25,10 +25,7 @@ class Drawn:
         contexts = [ways[w].ids[:t] for w, t in zip(table.way, table.position, strict=True)]
         _, prefix = np.unique([hash(context) for context in contexts], return_inverse=True)
         chosen = table.support[np.arange(table.positions), table.emitted]
-        noise = [divergence(table.truth, each, table.full).mean() for each in table.jitters]
-        self.facts = sample_tests(
-            table.truth, chosen, float(np.median(noise)), support=table.support, prefix=prefix
-        )  # fmt: skip
+        self.facts = sample_tests(table.truth, chosen, _noise(table), support=table.support, prefix=prefix)
         self.stages, self.arrays, self.stats = [self._stage()], {}, {}
         if "pit" in self.facts:
             self.arrays["pit"] = self.facts["pit"]["values"]
@@ -54,7 +51,7 @@ class Drawn:
         return ", ".join(found)
 
     def _stage(self):
-        verdict = RED if self.differs else GREEN
+        verdict = RED if self.differs else GREEN if self.facts["n"] else SKIPPED
         detail = f"{self.facts['n']:,} tokens show {self.facts['detectable_kl'] or np.inf:.2g} nats"
         return stage("S8", "drawn tokens: nats from the reference", verdict, self.facts["kl_low"], None, detail)
 
@@ -75,6 +72,13 @@ class Drawn:
         )
         verdict = GREEN if found["t_kl"] < 1 else AMBER
         self.stages.append(stage("RL-T", "divergence over a whole answer, nats", verdict, found["t_kl"], 1))
+
+
+def _noise(table):
+    """The median of the variants' divergences from the truth, in nats per token."""
+    if not table.positions:
+        return 0.0
+    return float(np.median([divergence(table.truth, each, table.full).mean() for each in table.jitters]))
 
 
 def temperature(table):

@@ -35,6 +35,8 @@ def sample_tests(logprobs, chosen, jitter_kl=0.0, seed=0, support=None, below=No
     `tail` draws beyond the nucleus and beyond the likeliest ones: seen, expected, p · `g` of the prefixes ·
     `kl_low` divergence that is proved · `detectable_kl` what so many tokens show · `decision` "differs" or "within"
     """
+    if not len(chosen):
+        return {"n": 0, "forbidden": 0, "detectable_kl": None, "decision": "within", "kl_low": 0.0}
     p, at, ranks = _outcomes(np.asarray(logprobs, np.float64), np.asarray(chosen, np.int64), support)
     rows = np.arange(len(p))
     drawn = p[rows, at] > 0
