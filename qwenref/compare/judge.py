@@ -46,6 +46,7 @@ class Judge:
     seen: object  # Evidence
     numbers: object  # Numbers
     stops: tuple
+    own_weights: bool = False  # whether the model has the engine's own weights, dequantised
     retry: object = None  # () -> decode rows asked again without a cache: a list of Trajectory, or None
     path: list = dataclasses.field(default_factory=list)
     reasons: list = dataclasses.field(default_factory=list)

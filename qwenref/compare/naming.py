@@ -5,6 +5,7 @@ import numpy as np
 from qwenref.compare import explaining
 from qwenref.compare.causes import Reason, kind_of
 from qwenref.compare.faults import find
+from qwenref.compare.faults_weights import GGUF
 from qwenref.compare.numbers import Numbers
 from qwenref.compare.readback import quantised
 from qwenref.compare.sampling import as_reported
@@ -108,6 +109,9 @@ class Naming:
             self._judge.seen.find("semantics", "info", f"the engine {words}", {"id": first.name})
             return
         cause = kind_of(first, confined)
+        if cause == "quantization" and self._judge.own_weights:
+            cause = "kernels" if isinstance(first.mechanism, GGUF) else "weights"
+            words += "; the weights of the reference are already said to be the engine's own"
         self._judge.reasons.append(Reason(cause, "named", found.accepted, words, True))
         if cause == "state_or_cache":
             self._cache()
@@ -116,8 +120,9 @@ class Naming:
         prefill, decode = self._judge.bad("P"), self._judge.bad("D")
         has_prefill = bool(self._judge.tables["P"].positions)
         period = any(row["id"] == "P period" and row["verdict"] == AMBER for row in self._judge.stages)
-        if quantised(self._judge) and (prefill or not has_prefill):
-            cause, words = "quantization", f"the engine says its weights are {self._judge.seen.config['quant']}"
+        quant = quantised(self._judge)
+        if quant and (prefill or not has_prefill):
+            cause, words = "quantization", f"the engine's weights are said to be {quant}"
             words += ": consistent with quantization"
         elif has_prefill and decode and (not prefill or self._judge.apart()):
             cause, words = "state_or_cache", "decode is outside and prefill is not"

@@ -1,5 +1,7 @@
 """Step 12 of a comparison: what an engine says of itself, against the checkpoint."""
 
+from qwenref.compare.options import is_quantised
+
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "bf16": 16, "f16": 16, "f32": 32, "float64": 64}
 
 
@@ -11,14 +13,19 @@ def read_back(judge):
         words = f"{differing['key']}: {differing['engine']} where the reference has {differing['ref']}"
         seen.find("config_mismatch", "warning", words, differing)
         judge.path.append(f"step 12: {words}")
-    if quantised(judge):
-        seen.find("weights-differ", "warning", f"the engine's weights are {seen.config['quant']}, the reference's not")
+    quant = quantised(judge)
+    if quant:
+        seen.find("weights-differ", "warning", f"the engine's weights are {quant}, the reference's not")
 
 
 def quantised(judge):
-    """Whether the engine says its weights are."""
+    """The type of few bits that the engine's weights are said to have and the reference's have not, or None."""
+    if judge.own_weights:
+        return None
     quant = judge.seen.config.get("quant")
-    return bool(quant) and str(quant).lower() not in ("none", *BITS)
+    if quant and str(quant).lower() not in ("none", *BITS):
+        return quant
+    return judge.options.precision if is_quantised(judge.options.precision) else None
 
 
 def _coarser(judge):

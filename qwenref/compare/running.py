@@ -60,7 +60,7 @@ class Comparison:
         self._ask()
         self.numbers = Numbers(self.model, self.seen.trajectories, self.options.variants, run=self._score)
         self.judge = Judge(self.model, self.suite, self.options, self.seen, self.numbers, stop_ids(self.model),
-                           self._without_cache)  # fmt: skip
+                           self.has_weights, self._without_cache)  # fmt: skip
         self.judge.judged()
         if self.has_weights:
             self._loss()
