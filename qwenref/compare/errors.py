@@ -120,6 +120,13 @@ class EngineRejected(CompareError, CapabilityMissing):
     field = status = None
 
 
+class EngineFailed(CompareError):
+    """An engine that raised what is none of these errors; kept as a finding where the comparison can go on."""
+
+    code = "engine-failed"
+    exit_code = UNREACHABLE
+
+
 class WorkersLost(CompareError, ChildProcessError):
     """Workers that ended again and again, or a cluster that went away; what was scored until then is kept."""
 

@@ -46,6 +46,12 @@ class Evidence:
     spread: float = 0.0  # standard deviation of log-probabilities between equal requests
     assumed: bool = False  # ids are those of the reference's tokenizer: the engine gave text
     asked: dict = field(default_factory=dict)  # how much of each step there was
+    failed: Exception | None = None  # the first error for which a prompt has no answer, or no score
+
+    @property
+    def heard(self):
+        """Whether any question that has an answer here was answered."""
+        return bool(self.completions or any(self.asked.get(what) for what in ("strings", "conversations")))
 
     def find(self, code, severity, message, evidence=None):
         assert severity in SEVERITIES

@@ -7,7 +7,15 @@ never a guess.
 import numpy as np
 
 import qwenref
-from qwenref.compare.errors import EngineContractViolation, NotRecorded, VocabMismatch
+from qwenref.compare.asking import Asked
+from qwenref.compare.errors import (
+    EngineContractViolation,
+    EngineFailed,
+    EngineRejected,
+    EngineUnreachable,
+    NotRecorded,
+    VocabMismatch,
+)
 from qwenref.compare.evidence import Difference, Evidence, Trajectory
 from qwenref.compare.scoring import SMALL, continued
 from qwenref.engines.base import ALL
@@ -17,6 +25,8 @@ from qwenref.tokenizer import stop_ids
 
 LISTED = 20  # log-probabilities asked for at a position of a large vocabulary
 REPEATS = 3  # equal requests
+# What ends one request and not the comparison; an engine that cannot be reached is not asked again.
+_ONE = (EngineContractViolation, EngineFailed, CapabilityMissing)
 _HASHES = ("config_sha256", "tokenizer_sha256", "template_sha256", "generation_config_sha256")
 
 
@@ -28,15 +38,20 @@ def gather(model, engine, suite, tell=lambda *step: None, seen=None, draws=None,
             many, each time by another seed
     enough  asked after each prompt that is answered greedily: True leaves the others out
     """
+    engine = engine if isinstance(engine, Asked) else Asked(engine, model.config.text_config.vocab_size)
     seen = Evidence(engine.name, engine.capabilities()) if seen is None else seen
     identify(model, engine, seen)
-    _strings(model, engine, suite, seen, tell)
-    _conversations(model, engine, suite, seen, tell)
-    _repeats(model, engine, suite, seen, tell)
-    if draws is None:
-        _prompts(model, engine, suite, seen, tell, enough)
-    else:
-        _draws(model, engine, suite, seen, tell, draws)
+    try:
+        _strings(model, engine, suite, seen, tell)
+        _conversations(model, engine, suite, seen, tell)
+        _repeats(model, engine, suite, seen, tell)
+        if draws is None:
+            _prompts(model, engine, suite, seen, tell, enough)
+        else:
+            _draws(model, engine, suite, seen, tell, draws)
+    except EngineUnreachable as error:
+        seen.failed = seen.failed or error
+        seen.find(error.code, "error", _first_line(error), {"said": str(error)})
     return seen
 
 
@@ -56,6 +71,8 @@ def identify(model, engine, seen):
         seen.find("config-unknown", "info", "the engine says nothing of its version, dtype or files")
         return
     seen.config = said = engine.config()
+    for code, words in engine.complaints:
+        seen.find(code, "warning", words)
     vocab = model.config.text_config.vocab_size
     theirs = said.get("vocab_size")
     if theirs is not None and theirs != vocab:
@@ -85,13 +102,19 @@ def _known_ids(model):
 def _strings(model, engine, suite, seen, tell):
     if not seen.gives.tokenize or not suite.texts:
         return
-    differ = []
+    differ, failed = [], []
     for done, text in enumerate(suite.texts, 1):
-        found, expected = list(engine.tokenize(text)), list(map(int, model.tokenizer.encode(text)))
+        tell(done, len(suite.texts), "strings")
+        try:
+            found = engine.tokenize(text)
+        except _ONE as error:
+            failed.append(error)
+            continue
+        expected = list(map(int, model.tokenizer.encode(text)))
         if found != expected:
             differ.append(Difference("tokenizer", text, found, expected))
-        tell(done, len(suite.texts), "strings")
-    seen.asked["strings"] = len(suite.texts)
+    seen.asked["strings"] = len(suite.texts) - len(failed)
+    _without_answer(seen, failed, f"{len(suite.texts)} strings")
     if differ:
         seen.differences.append(differ[0]._replace(more=len(differ) - 1))
 
@@ -99,7 +122,7 @@ def _strings(model, engine, suite, seen, tell):
 def _conversations(model, engine, suite, seen, tell):
     if not seen.gives.render or not suite.conversations:
         return
-    differ, told, refused = [], 0, []
+    differ, told, refused, failed = [], 0, [], []
     for done, item in enumerate(suite.conversations, 1):
         begins = {"add_generation_prompt": not item.options.get("continue_final_message", False)}
         options = {**begins, **item.options}
@@ -107,6 +130,9 @@ def _conversations(model, engine, suite, seen, tell):
             found = engine.render(item.messages, **options)
         except CapabilityMissing as error:
             refused.append(f"{item.id}: {_first_line(error)}")
+            continue
+        except (EngineContractViolation, EngineFailed) as error:
+            failed.append(error)
             continue
         expected = qwenref.render(model, item.messages, **options)
         tell(done, len(suite.conversations), "conversations")
@@ -117,6 +143,7 @@ def _conversations(model, engine, suite, seen, tell):
             what = "tokenizer" if found.text is not None else "template"
             differ.append(Difference(what, item.id, list(found.ids), list(expected.ids)))
     seen.asked["conversations"] = told
+    _without_answer(seen, failed, f"{len(suite.conversations)} conversations")
     if refused:
         words = f"{len(refused)} conversations are not rendered by the engine"
         seen.find("conversations-left-out", "info", words, {"first": refused[0]})
@@ -124,6 +151,13 @@ def _conversations(model, engine, suite, seen, tell):
         these = [one for one in differ if one.what == what]
         if these:
             seen.differences.append(these[0]._replace(more=len(these) - 1))
+
+
+def _without_answer(seen, failed, of):
+    """A finding for what an engine broke down at, by the first error."""
+    if failed:
+        words = f"{len(failed)} of {of} have no answer: {_first_line(failed[0])}"
+        seen.find(failed[0].code, "error", words, {"said": str(failed[0])})
 
 
 # ---- S1: whether it repeats itself ---------------------------------------------------------------------------------
@@ -253,6 +287,9 @@ def _own(model, number, item, done, seen):
     prompt = list(item.ids) if done.prompt_ids is None else list(done.prompt_ids)
     output, rows, closing = _output(model, item, done, seen)
     if not output or not prompt:
+        what = "the answer is empty" if prompt else "no ids were read"
+        severity = "info" if prompt and done.finish == "stop" else "warning"
+        seen.find("no-answer", severity, f"prompt {item.id}: {what}", {"finish": done.finish})
         return None
     ids = (*prompt, *output)
     return Trajectory(number, "engine", ids, len(prompt), decode=rows, finish=done.finish, closing=closing)
@@ -273,7 +310,7 @@ def _prefill(model, engine, item, way, seen):
 
 
 def _kept(seen, item, ask):
-    """What `ask` gives; None where the engine broke its contract, or a run lacks it: a finding, which ends nothing."""
+    """What `ask` gives; None where the engine failed or broke its contract, or a run lacks it: a finding."""
     try:
         return ask()
     except NotRecorded as error:
@@ -281,6 +318,11 @@ def _kept(seen, item, ask):
         return None
     except EngineContractViolation as error:
         seen.find("engine-contract", "error", f"prompt {item.id}: {_first_line(error)}", {"said": str(error)})
+        return None
+    except _ONE as error:
+        if isinstance(error, (EngineFailed, EngineRejected)):
+            seen.failed = seen.failed or error
+        seen.find(error.code, "error", f"prompt {item.id}: {_first_line(error)}", {"said": str(error)})
         return None
 
 

@@ -6,8 +6,9 @@ import os
 
 import qwenref
 from qwenref.compare.arbiter import between, distinct
+from qwenref.compare.asking import Asked
 from qwenref.compare.described import described
-from qwenref.compare.errors import INVALID, UNDECIDED, CompareError
+from qwenref.compare.errors import INVALID, UNDECIDED, CompareError, EngineRejected, EngineUnreachable
 from qwenref.compare.evidence import Evidence
 from qwenref.compare.gather import gather, stop_ids
 from qwenref.compare.judge import Judge
@@ -29,7 +30,8 @@ class Comparison:
     """One engine against the reference.  `.report()` tells what there is, whatever came of `.run()`."""
 
     def __init__(self, model, engine, asked, wanted, weights=None, executor=None, progress=None):
-        self.original, self.model, self.engine, self.suite = model, weights or model, engine, asked
+        self.original, self.model, self.suite = model, weights or model, asked
+        self.engine = engine = Asked(engine, model.config.text_config.vocab_size)
         self.seen = Evidence(engine.name, engine.capabilities())
         self.options = options(asked, engine.config() if self.seen.gives.config else {}, **wanted)
         self.has_weights, self._executor, self._progress = weights is not None, executor, progress
@@ -37,6 +39,7 @@ class Comparison:
         self.numbers = self.judge = None
         self.ended = (UNDECIDED, "the engine was not asked: the comparison was interrupted before")
         self.interrupted = False
+        self.unanswered = None  # the error of an engine that could not be asked at all
 
     def run(self):
         """Ask, score, judge; an interruption or a bad answer ends it early and is a finding."""
@@ -48,6 +51,9 @@ class Comparison:
         except KeyboardInterrupt:
             self.interrupted = True
             self._end(UNDECIDED, "interrupted", "interrupted: what was there until then is told")
+        except (EngineRejected, EngineUnreachable) as error:
+            self.unanswered = error
+            self._end(error.exit_code, error.code, str(error))
         except CompareError as error:
             if error.exit_code not in (INVALID, UNDECIDED):
                 raise
@@ -58,12 +64,19 @@ class Comparison:
 
     def _asked_and_judged(self):
         self._ask()
+        failed = self.seen.failed
+        if isinstance(failed, (EngineRejected, EngineUnreachable)) and not self.seen.heard:
+            raise failed
         self.numbers = Numbers(self.model, self.seen.trajectories, self.options.variants, run=self._score)
         self.judge = Judge(self.model, self.suite, self.options, self.seen, self.numbers, stop_ids(self.model),
                            self.has_weights, self._without_cache)  # fmt: skip
         self.judge.judged()
         if self.has_weights:
             self._loss()
+        if failed is not None and not self.judge.reasons:
+            answered = len({way.prompt for way in self.numbers.ways})
+            words = f"the engine failed, {answered} of {len(self.suite.prompts)} prompts have an answer: {failed}"
+            self.ended = (failed.exit_code, words)
 
     def _ask(self):
         watch = _Odds(self) if self.options.until_decided else None
@@ -84,6 +97,10 @@ class Comparison:
         try:
             prompts = Suite(self.suite.name, self.suite.prompts)
             gather(self.model, self.engine, prompts, self._tell, again, self.options.draws)
+        except CompareError as error:
+            words = f"asked again without a cache of prompts: {error}"
+            self.seen.find(error.code, "warning", words.partition("\n")[0], {"said": words})
+            return None
         finally:
             self.engine.prefix_cache = True
         return [way for way in again.trajectories if way.decode is not None]
@@ -193,8 +210,10 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
     executor        what scores are computed on: a `concurrent.futures.Executor`; or workers, a number of processes; or
                     dask, the address of a cluster.  The bits are the same
 
-    An interruption gives the report of what there is.  Raises what its arguments deserve, and EngineUnreachable;
-    what is wrong with an engine's answers is a report with status INVALID.
+    An interruption gives the report of what there is, and so does an engine that fails on the way: where nothing it
+    answered before is outside, with status INCONCLUSIVE and exit code 4.  Raises what its arguments deserve, and
+    EngineUnreachable or EngineRejected where no question was answered; what is wrong with an engine's answers is a
+    report with status INVALID.
     """
     wanted = {"mode": mode, "precision": precision, "jitter": jitter, "explain": explain, "draws": draws,
               "until_decided": until_decided, "seed": seed, "without": without}  # fmt: skip
@@ -212,12 +231,17 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
 
 
 def run_all(made):
-    """The Report of one Comparison, or of two; an interruption of the first leaves the second unasked."""
+    """The Report of one Comparison, or of two; an interruption of the first leaves the second unasked.
+
+    Raises EngineUnreachable or EngineRejected where no engine could be asked at all.
+    """
     for comparison, name in zip(made, distinct(made), strict=True):
         comparison.seen.name = name
     for comparison in made:
         if comparison.run().interrupted:
             break
+    if all(comparison.unanswered is not None for comparison in made):
+        raise made[0].unanswered
     return made[0].report() if len(made) == 1 else between(made)
 
 

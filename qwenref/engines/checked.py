@@ -44,7 +44,7 @@ def row(values, numbers, vocab=None, where="row", chosen=None, chosen_logprob=No
 
     Raises BadTokenIds and BadLogprobs: NaN, +inf, above 0, of a sum above 1, unsorted, an id twice, probabilities.
     """
-    found = np.array(ids(values, vocab, where=f"{where}: ids", some=False), np.int64)
+    found = _array_of_ids(values, vocab, f"{where}: ids")
     given = _numbers(numbers, where)
     if len(found) != len(given):
         raise _bad(f"{where}: ids and log-probabilities", found=f"{len(found)} and {len(given)}", expected="as many")
@@ -105,7 +105,18 @@ def resolution(values):
     return "f64"
 
 
+def _array_of_ids(values, vocab, where):
+    """`ids` as int64 [K]; an array is looked at as a whole, for rows that hold a vocabulary."""
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu" and values.size:
+        most = np.iinfo(np.int64).max if vocab is None else vocab - 1
+        if values.min() >= 0 and values.max() <= most:
+            return values.astype(np.int64)
+    return np.array(ids(values, vocab, where=where, some=False), np.int64)
+
+
 def _numbers(values, where):
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "f":
+        return values.astype(np.float64)
     try:
         if any(isinstance(value, (str, bytes, bool)) for value in values):
             raise TypeError
