@@ -35,7 +35,7 @@ qwenref VERB --help: inspect, generate, chat, render, tokenize, compare, record,
 
 
 def main(argv=None):
-    """Run one command; the exit code: 0 fine, 1 a finding, 2 undecided, 3 bad input, 4 unreachable."""
+    """Run one command; the exit code: 0 fine, 1 a finding, 2 undecided, 3 bad input, 4 unreachable, 130 interrupted."""
     prepare_streams()
     try:
         words = sys.argv[1:] if argv is None else list(argv)

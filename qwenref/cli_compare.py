@@ -3,13 +3,14 @@
 import contextlib
 import os
 
-from qwenref.cli_base import FINDING, FINE, add_verb, show, show_document, show_json, whole_number, width
+from qwenref.cli_base import FINDING, FINE, INTERRUPTED, add_verb, show, show_document, show_json, whole_number, width
 
 # Options of an engine, which two texts have no use for.
 _OF_ENGINES = (
     "suite", "mode", "draws", "engine_weights", "explain", "activations", "activations_order", "until_decided",
     "workers", "dask",
 )  # fmt: skip
+_STOPPED = "interrupted"  # the finding of a comparison that was
 _ENGINE = "KIND:REST, KIND+http://HOST:PORT or a recorded run PATH.jsonl; see the examples in qwenref/engines/README.md"
 
 
@@ -51,7 +52,7 @@ def _compared(options):
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(_engine(spec)) for spec in options.engine]
         report = compare(model, engines if len(engines) > 1 else engines[0], asked, **given)
-    return report if activations is None else _localised(report, model, *activations)
+    return report if activations is None or _interrupted(report) else _localised(report, model, *activations)
 
 
 def _pasted(options):
@@ -138,8 +139,20 @@ def _fits(model, values, ids, order):
 
 def _localised(report, model, values, ids, order):
     from qwenref.compare.localise import localise, localised
+    from qwenref.compare.report import Report
 
-    return localised(report, localise(model, ids, values, order=order))
+    try:
+        return localised(report, localise(model, ids, values, order=order))
+    except KeyboardInterrupt:
+        said = {"code": _STOPPED, "severity": "warning", "message": "interrupted: activations were not looked at"}
+        document = report.to_dict()
+        return Report({**document, "findings": [*document["findings"], said]}, report.arrays)
+
+
+def _interrupted(report):
+    """Whether a Report, or one of those within it, is of work that was interrupted."""
+    reports = [report.to_dict(), *(report.arbiter or {}).get("reports", ())]
+    return any(found["code"] == _STOPPED for each in reports for found in each["findings"])
 
 
 def _text(path):
@@ -169,7 +182,7 @@ def _told(report, options):
         written = ", ".join(path for _, path in made if path)
         if written:
             show(f"written: {written}")
-    return report.exit_code
+    return INTERRUPTED if _interrupted(report) else report.exit_code
 
 
 def _settings():

@@ -1,7 +1,7 @@
 """Engines with planted faults behind HTTP: what a comparison is told of them is what it would be told in process."""
 
-import numpy as np
 import pytest
+from standins.engine import Probabilities
 from standins.opening import IDS_IN, behind
 from standins.rows import same_rows
 
@@ -60,29 +60,6 @@ def test_a_fault_shows_over_http_as_in_process(kind, fault, tiny):
         assert values(found) != values(sound.generate(PROMPT, 24, 4))
         if fault == "rope-theta-1e7":
             same_rows(engine.score(PROMPT, 4).rows, own.score(PROMPT, 4).rows)
-
-
-class Probabilities:
-    """An engine that gives probabilities in place of their logarithms."""
-
-    def __init__(self, engine):
-        self._engine = engine
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
-
-    def score(self, *asked):
-        return self._changed(self._engine.score(*asked))
-
-    def generate(self, *asked):
-        return self._changed(self._engine.generate(*asked))
-
-    def _changed(self, given):
-        return given._replace(rows=[self._row(row) for row in given.rows])
-
-    def _row(self, row):
-        chosen = None if row.chosen_logprob is None else float(np.exp(row.chosen_logprob))
-        return row._replace(logprobs=np.exp(row.logprobs), chosen_logprob=chosen)
 
 
 @pytest.mark.parametrize("kind", IDS_IN)

@@ -1,5 +1,7 @@
 """What the stand-ins share: asking the engine they stand around, and values as each form writes them."""
 
+import numpy as np
+
 from qwenref.checks import is_whole
 from qwenref.engines import ALL
 
@@ -84,3 +86,26 @@ class Tokenizer:
     def apply_chat_template(self, messages, tokenize, **options):
         assert tokenize is False
         return self.engine.render(messages, **options).text
+
+
+class Probabilities:
+    """An engine that gives probabilities in place of their logarithms."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def score(self, *asked):
+        return self._changed(self._engine.score(*asked))
+
+    def generate(self, *asked):
+        return self._changed(self._engine.generate(*asked))
+
+    def _changed(self, given):
+        return given._replace(rows=[self._row(row) for row in given.rows])
+
+    def _row(self, row):
+        chosen = None if row.chosen_logprob is None else float(np.exp(row.chosen_logprob))
+        return row._replace(logprobs=np.exp(row.logprobs), chosen_logprob=chosen)
