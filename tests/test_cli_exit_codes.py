@@ -17,6 +17,7 @@ from standins.serving import serving
 import qwenref
 from qwenref import cli
 from qwenref.compare import FaultyReference, Suite, suite
+from qwenref.compare.localise import ASKED
 from qwenref.compare.report import Report
 from qwenref.engines.record import record
 
@@ -91,6 +92,23 @@ def test_a_recorded_fault_is_named_in_the_terminal(capsys):
     code, out, _ = run(capsys, "--engine", "faulty.jsonl", "--html", "faulty.html", "--force")
     assert code == 1 and out.startswith("engine ") and " is outside the reference's envelope" in out.splitlines()[0]
     assert "gate-silu" in out and out.endswith("written: faulty.html\n")
+
+
+def test_activations_say_where_a_fault_without_a_name_is(capsys, tiny):
+    ids = suite("quick", tiny).prompts[0].ids
+    seen = FaultyReference(tiny, "gate-silu", jitter=1).activations(ids, ASKED)
+    np.savez("faulty.npz", input_ids=ids, **seen)
+    words = ("--explain", "never", "--activations", "faulty.npz", "--force")
+    code, out, err = run(capsys, "--engine", "faulty.jsonl", *words, "--json", "faulty.json")
+    report = Report.load("faulty.json")
+    assert (code, err, report.status, report.cause) == (1, "", "DIVERGED", "kernels")
+    assert report.confidence == "localised" and "localised" in out
+    first = report.localisation["first_bad"]
+    assert first["site"] == "layers.3.self_attn.gated" and f"First outside: {first['site']}" in report.summary
+    assert report.arrays["layer_error"].shape == (len(report.localisation["sites"]), len(ids))
+    inside = run(capsys, "--engine", "clean.jsonl", *words, "--json")
+    document = json.loads(inside[1])
+    assert inside[0] == 0 and document["findings"][-1]["code"] == "activations-outside"
 
 
 STOPS = [

@@ -1,5 +1,6 @@
 """Scores made on a Dask cluster of two processes: the same bits, also when one is lost, and errors that say why."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,8 @@ import pytest
 import scores
 
 import qwenref
-from qwenref.compare import cluster, workers
+from qwenref import cli
+from qwenref.compare import Suite, cluster, scoring, suite, workers
 from qwenref.compare.cluster import _agreed
 from qwenref.compare.errors import ClusterUnreachable, WorkerMismatch, WorkersLost
 from qwenref.compare.identity import arithmetic, digest, files_of
@@ -58,6 +60,23 @@ def test_a_worker_that_is_killed_costs_time_and_nothing_else(model, tasks, two):
     assert scores.same(found, scores.done_here(model, tasks))
     assert seen == [(n, len(tasks)) for n in range(1, len(tasks) + 1)]
     assert min(before) not in pids(two)
+
+
+def test_the_verb_compares_on_a_cluster_what_it_compares_here(two, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("QWENREF_CACHE", "0")
+    item = next(item for item in suite("quick", qwenref.from_pretrained("tiny")).prompts if item.kind == "cjk")
+    Suite("one", (item._replace(new=16),)).save(tmp_path / "one.jsonl")
+    words = ("compare", "tiny", "--engine", "reference:tiny?numerics=hf", "--suite", str(tmp_path / "one.jsonl"))
+    words = (*words, "--jitter", "4", "--explain", "never", "--json")
+
+    def document(*more):
+        code, said = cli.main([*words, *more]), capsys.readouterr()
+        assert (code, said.err) == (0, "")
+        return {**json.loads(said.out), "created": None, "repro": None}
+
+    here = document()
+    monkeypatch.setattr(scoring, "_run", None)  # what scores in this process
+    assert document("--dask", two.scheduler_address) == here
 
 
 def test_two_models_on_one_cluster_and_one_without_files(model, two, tmp_path):
