@@ -25,6 +25,7 @@ from qwenref.tokenizer import stop_ids
 
 LISTED = 20  # log-probabilities asked for at a position of a large vocabulary
 REPEATS = 3  # equal requests
+PADDING = 1024  # the largest multiple that rows of logits are filled up to: 128 on each of 8 devices
 # What ends one request and not the comparison; an engine that cannot be reached is not asked again.
 _ONE = (EngineContractViolation, EngineFailed, CapabilityMissing)
 _HASHES = ("config_sha256", "tokenizer_sha256", "template_sha256", "generation_config_sha256")
@@ -77,8 +78,8 @@ def identify(model, engine, seen):
     theirs = said.get("vocab_size")
     if theirs is not None and theirs != vocab:
         known = _known_ids(model)
-        if theirs < known:
-            expected = f"{vocab:,}, or {known:,} without the rows that no token has"
+        if not (known <= theirs < vocab or _padded(known, theirs) or _padded(vocab, theirs)):
+            expected = f"{vocab:,}, with other padding at least {known:,} and the next multiple of 8 to {PADDING:,}"
             raise VocabMismatch(compose(f"{seen.name}: another vocabulary", found=f"{theirs:,} ids", expected=expected))
         seen.find("vocab-padding", "info", f"{theirs:,} logit rows where the checkpoint has {vocab:,}: padding")
     facts = {} if model.path is None else model_facts(model.path)
@@ -86,6 +87,16 @@ def identify(model, engine, seen):
         ours, other = facts.get(key), (said.get("model") or {}).get(key)
         if ours and other and ours != other:
             seen.differing_config.append({"key": key, "ref": ours, "engine": other})
+
+
+def _padded(rows, theirs):
+    """Whether `theirs` is what engines fill `rows` up to: the next multiple of a power of two."""
+    step = 8
+    while step <= PADDING:
+        if theirs == -(-rows // step) * step:
+            return True
+        step *= 2
+    return False
 
 
 def _known_ids(model):
