@@ -1,5 +1,7 @@
 """What engines may answer to a comparison: ids, log-probabilities and settings that are none, one at a time."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from qwenref.compare.asking import Asked
 from qwenref.compare.errors import BadLogprobs, BadTokenIds, VocabMismatch
 from qwenref.compare.gather import gather, identify
 from qwenref.compare.numbers import Numbers
+from qwenref.compare.options import options
+from qwenref.compare.readback import read_back
 from qwenref.compare.running import Comparison
 from qwenref.engines import Completion, Prompt, Row
 
@@ -251,3 +255,34 @@ def test_rows_of_padding_are_left_out_of_what_is_compared(tiny, asked, monkeypat
     engine.generate = lambda *a: first_id(1500)(generate(*a))
     with pytest.raises(BadTokenIds, match="outside the vocabulary"):
         gather(tiny, engine, asked)
+
+
+# ---- readback ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype, key, value, coarser",
+    [
+        ("bfloat16", "kv_dtype", "auto", False),
+        ("auto", "kv_dtype", "auto", False),
+        ("auto", "kv_dtype", "bfloat16", False),
+        ("float32", "kv_dtype", "auto", False),
+        ("float32", "kv_dtype", "bfloat16", True),
+        ("bfloat16", "kv_dtype", "fp8_e4m3", True),
+        ("float16", "kv_dtype", "half", False),
+        ("bfloat16", "kv_dtype", "q8_0", True),
+        ("bfloat16", "state_dtype", "auto", False),
+        ("bfloat16", "state_dtype", "float", False),
+        ("bfloat16", "state_dtype", "float32", False),
+        ("bfloat16", "state_dtype", "bfloat16", True),
+    ],
+)
+def test_a_type_of_fewer_bits_is_coarser_and_a_word_that_names_none_is_not(tiny, asked, dtype, key, value, coarser):
+    comparison = Comparison(tiny, FaultyReference(tiny), asked, {})
+    comparison.options = options(asked, {"dtype": dtype})
+    comparison.seen.config = {"dtype": dtype, key: value}
+    judge = SimpleNamespace(
+        seen=comparison.seen, options=comparison.options, model=tiny, stops=(), path=[], own_weights=False
+    )
+    read_back(judge)
+    assert [found["code"] for found in comparison.seen.findings] == ["config_mismatch"] * coarser

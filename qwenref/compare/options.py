@@ -42,7 +42,8 @@ def options(
     """Options for a Suite and for what the engine says of itself; raises what the arguments deserve."""
     refuse(mode, precision, jitter, explain, draws, until_decided, seed)
     count = VARIANTS.get(suite.name, 16) if jitter is None else jitter
-    claimed = precision if precision is not None else said.get("dtype") or "bf16"
+    claimed = precision if precision is not None else said.get("dtype")
+    claimed = "bf16" if claimed in (None, "", "auto") else claimed
     claimed = PRECISIONS.get(str(claimed).lower(), str(claimed).lower())
     family = "float32" if claimed == "float32" else "bfloat16"
     drawn = None if mode == "greedy" else DRAWS if draws is None else draws

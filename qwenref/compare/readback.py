@@ -1,6 +1,8 @@
 """Step 12 of a comparison: what an engine says of itself, against the checkpoint."""
 
-from qwenref.compare.options import is_quantised
+import re
+
+from qwenref.compare.options import PRECISIONS, is_quantised
 
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "bf16": 16, "f16": 16, "f32": 32, "float64": 64}
 
@@ -32,8 +34,17 @@ def _coarser(judge):
     claimed = judge.options.precision
     for key, ref in (("state_dtype", "float32"), ("kv_dtype", claimed)):
         value = judge.seen.config.get(key)
-        if value is not None and BITS.get(str(value).lower(), 8) < BITS.get(ref, 16):
+        bits = _bits(value)
+        if bits is not None and bits < (_bits(ref) or 16):
             yield {"key": key, "ref": ref, "engine": value}
+
+
+def _bits(name):
+    """Of a type by its name: "fp8_e4m3", "q8_0"; None of words that name none, such as "auto"."""
+    word = str(name).lower()
+    word = PRECISIONS.get(word, word)
+    digits = re.search(r"\d+", word)
+    return BITS.get(word) or (int(digits[0]) if digits else None)
 
 
 def _others(judge):
