@@ -8,6 +8,7 @@ import json
 import os
 
 import jsonschema
+import numpy as np
 import pytest
 
 import qwenref
@@ -182,6 +183,11 @@ def test_of_two_engines_the_one_outside_is_named(tiny, short):
     assert report.arbiter["outside"] == ["faulty"] and report.exit_code == 1 and report.cause == "kernels"
     assert report.verdict == "engine faulty is outside the reference's envelope"
     jsonschema.validate(report.to_dict(), schema())
+    alone = compare(tiny, faulty, short)
+    assert set(report.sides[1].arrays) == set(alone.arrays) > {"kl", "margin", "flip"}
+    assert all(
+        np.array_equal(report.arrays[f"2.{name}"], array, equal_nan=True) for name, array in alone.arrays.items()
+    )
     both = compare(tiny, [clean, Reference(tiny)], short)
     assert both.exit_code == 0 and both.arbiter["outside"] == [] and both.verdict.startswith("neither")
 

@@ -226,8 +226,11 @@ def test_words_of_an_engine_are_never_markup():
 
 def test_two_engines_are_on_one_page_each_with_its_checks():
     sides = [compare_documents.clean(engine={"name": "left"}), compare_documents.document(engine={"name": "right"})]
-    made = Report(compare_documents.document(arbiter={"outside": ["right"], "reports": sides}))
+    arrays = {f"2.{name}": array for name, array in compare_documents.arrays().items()}
+    made = Report(compare_documents.document(arbiter={"outside": ["right"], "reports": sides}), arrays)
     source = page(made)
+    left, right = source.split("<h3>right</h3>")
+    assert "<svg" not in left and right.partition("<h2")[0].count("<svg") == 3
     assert Whole(source).tags.count("h1") == 1 and "<h1>engine right is outside the reference" in source
     assert (
         "<h3>left</h3>" in source and "<h3>right</h3>" in source and source.count("▲ red") == 2

@@ -90,6 +90,18 @@ def test_unknown_fields_and_arrays_are_refused():
         blank(verdikt=1)
     with pytest.raises(ReportError, match="no array 'kld'"):
         Report(compare_documents.document(), {"kld": [1.0]})
+    with pytest.raises(ReportError, match="no array '1.kl'"):  # there is one engine
+        Report(compare_documents.document(), {"1.kl": [1.0]})
+
+
+def test_arrays_of_two_engines_come_back_from_their_file(tmp_path):
+    sides = [compare_documents.clean(), compare_documents.document()]
+    arrays = {"1.kl": np.arange(3.0), "2.kl": np.arange(4.0), "2.flip": np.arange(4)}
+    report = Report(compare_documents.document(arbiter={"outside": [], "reports": sides}), arrays)
+    report.to_json(tmp_path / "two.json")
+    left, right = Report.load(tmp_path / "two.json").sides
+    assert set(left.arrays) == {"kl"} and set(right.arrays) == {"kl", "flip"} and len(right.arrays["kl"]) == 4
+    assert right.status == "DIVERGED" and report.sides[0].sides[0].arrays["kl"].tolist() == [0, 1, 2]
 
 
 def test_numbers_of_numpy_become_plain_and_what_is_not_finite_null():

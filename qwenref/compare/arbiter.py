@@ -24,7 +24,8 @@ def between(comparisons):
             **fields, "status": status, "exit_code": code,
             "engine": {"name": " and ".join(each.seen.name for each in comparisons)},
             "arbiter": {"outside": outside, "near_tie": near, "reports": [report.to_dict() for report in reports]},
-        }
+        },
+        {f"{n}.{name}": array for n, report in enumerate(reports, 1) for name, array in report.arrays.items()},
     )  # fmt: skip
 
 

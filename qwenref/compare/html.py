@@ -77,7 +77,7 @@ def _sections(report, most, small=False):
     document = report.document
     for title, inner in (
         ("Compared", _compared(document)),
-        ("Engines", _engines(document)),
+        ("Engines", _engines(report, most, small)),
         ("Checks", _checks(document)),
         (
             "First divergence",
@@ -111,13 +111,18 @@ def _compared(document):
     return _pairs(line.split(None, 1) for line in text.header(document))
 
 
-def _engines(document):
-    if document["arbiter"] is None:
+def _engines(report, most, small):
+    if report.arbiter is None:
         return ""
-    return "".join(
-        f"<h3>{escape(harmless(report['engine']['name']))}</h3><p>{escape(text.cause_line(report))}</p>"
-        f"<p>{escape(harmless(report['summary']))}</p>{_checks(report)}"
-        for report in document["arbiter"]["reports"]
+    return "".join(_side(side, most, small) for side in report.sides)
+
+
+def _side(side, most, small):
+    """One of two engines: its cause, its checks, and on a page its pictures."""
+    made = () if small else (plots.margin(side, most), plots.divergence(side, most), plots.ratios(side))
+    return (
+        f"<h3>{escape(harmless(side.engine['name']))}</h3><p>{escape(text.cause_line(side.document))}</p>"
+        f"<p>{escape(harmless(side.summary))}</p>{_checks(side.document)}{''.join(filter(None, made))}"
     )
 
 

@@ -36,14 +36,17 @@ AGREED = ("AGREE", "AGREE_WITHIN_NOISE")
 class Report:
     """A finished comparison.  Every field of the document is an attribute: `.status`, `.cause`, `.findings`, ...
 
-    document: the fields of schema qwenref.compare/1; those left out are blank.  arrays: {name: array} by `ARRAYS`.
+    document: the fields of schema qwenref.compare/1; those left out are blank.  arrays: {name: array} by `ARRAYS`; of
+    two engines "1.kl" and "2.kl", in the order of `.arbiter["reports"]`.
     """
 
     def __init__(self, document, arrays=None):
         self.document = filled(document)
         self.arrays = {}
+        numbers = ["", *map(str, range(1, 1 + len((self.arbiter or {}).get("reports", ()))))]
         for name, array in (arrays or {}).items():
-            if name not in ARRAYS:
+            number, _, plain = name.rpartition(".")
+            if plain not in ARRAYS or number not in numbers:
                 raise ReportError(compose(f"report: no array {name!r}", expected=", ".join(ARRAYS)))
             self.arrays[name] = np.asarray(array)
 
@@ -64,6 +67,17 @@ class Report:
     def agrees(self):
         """Whether the engine is inside the reference's envelope."""
         return self.status in AGREED
+
+    @property
+    def sides(self):
+        """The Reports of each of two engines, with their arrays; this one where there is one engine."""
+        if self.arbiter is None:
+            return (self,)
+        parts = {name: name.partition(".") for name in self.arrays}
+        return tuple(
+            Report(side, {part[2]: self.arrays[name] for name, part in parts.items() if part[0] == str(n)})
+            for n, side in enumerate(self.arbiter["reports"], 1)
+        )
 
     def assert_agrees(self, max_R=1.5):
         """For an engine's tests: `Disagreement` unless the engine is inside the envelope and R at most `max_R`.
