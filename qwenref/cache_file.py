@@ -29,7 +29,7 @@ from qwenref import _C
 from qwenref.cache import ROWS, AttentionLayerCache, same_geometry
 from qwenref.errors import CheckpointError, compose
 from qwenref.pictures import Met
-from qwenref.positions import NOTHING, VIDEO, Begun, Picture, Waiting
+from qwenref.positions import NOTHING, Begun, Picture, Waiting
 
 VERSION = "1"
 
@@ -110,16 +110,12 @@ def pictures_to_arrays(waiting, met):
 
 def _pictures_of(tensors, rows):
     """(waiting, met) of each row, from the arrays of `pictures_to_arrays`."""
-    waiting, at, last = [NOTHING] * rows, 0, {}
+    waiting, at = [NOTHING] * rows, 0
     for row, kind, number, frame, frames, height, width, base, done in tensors.get("pictures", ()):
         picture = Picture(int(kind), int(number), int(height), int(width), int(frame), int(frames))
         picture.embeds = tensors["picture_embeds"][at : at + picture.tokens].copy()
         picture.embeds.flags.writeable = False
         at += picture.tokens
-        if kind == VIDEO:
-            if frame and row in last and last[row].frame == frame - 1:
-                last[row].next = picture
-            last[row] = picture
         begun, pictures = waiting[row]
         if base >= 0:
             waiting[row] = Waiting(Begun(picture, int(base), int(done)), pictures)

@@ -3,6 +3,7 @@
 Everything is checked before the tower or a layer runs.
 """
 
+import itertools
 from collections import namedtuple
 
 import numpy as np
@@ -253,20 +254,16 @@ class Placing:
 
     def waiting_after(self, row, column):
         """What the row has begun and not met after the token in `column`: a `Waiting` without whole items."""
-        index, begun, following = int(self._kept[row, : column + 1].sum()), self._cache.waiting[row].begun, None
-        frames = [picture for picture in self._cache.waiting[row].pictures if picture.kind == VIDEO]
-        if frames and frames[0].frame:
-            following = frames[0]
+        index, begun, ahead = int(self._kept[row, : column + 1].sum()), self._cache.waiting[row].begun, []
         for span in self.spans[row]:
             if span.start < index:
                 met = span.met + min(index, span.stop) - span.start
                 begun = Begun(span.picture, span.base, met) if met < span.picture.tokens else None
-                following = span.picture.next if span.picture.kind == VIDEO else following
-        rest = []
-        while following is not None:
-            rest.append(following)
-            following = following.next
-        return Waiting(begun, tuple(rest))
+            else:
+                ahead.append(span.picture)
+        ahead += self.waiting[row].pictures
+        frames = (picture for picture in ahead if picture.kind == VIDEO)
+        return Waiting(begun, tuple(itertools.takewhile(lambda picture: picture.frame > 0, frames)))
 
     def embedded(self, hidden, features):
         """hidden [B, T, H] with the rows of pictures in the places of their tokens, as a new array."""

@@ -29,14 +29,14 @@ Span = namedtuple("Span", "start stop picture base met")
 class Picture:
     """An image, or one frame group of a video: `height` x `width` placeholders that stand together.
 
-    `.number` counts images, or videos, within the call that brought them; `.next` is the following frame group, if any;
-    `.embeds` float [tokens, H] is what the tower made of it, None as long as it has not run.
+    `.number` counts images, or videos, within the call that brought them; `.embeds` float [tokens, H] is what the tower
+    made of it, None as long as it has not run.
     """
 
     def __init__(self, kind, number, height, width, frame=0, frames=1):
         self.kind, self.number, self.frame, self.frames = kind, number, frame, frames
         self.height, self.width = height, width
-        self.embeds = self.next = None
+        self.embeds = None
 
     @property
     def tokens(self):
@@ -50,7 +50,7 @@ class Picture:
     @property
     def left(self):
         """How many frame groups of the same video follow."""
-        return 0 if self.next is None else 1 + self.next.left
+        return self.frames - self.frame - 1
 
     def positions(self, base, first=0, last=None):
         """int64 [3, n] of the placeholders first:last."""
@@ -64,13 +64,10 @@ class Picture:
 
 def pictures_of(kind, grids, merge):
     """[[Picture, ...] of each image or video] for grids [n, 3] of patches (frame groups, height, width)."""
-    items = []
-    for number, (t, h, w) in enumerate(np.asarray(grids).tolist()):
-        frames = [Picture(kind, number, h // merge, w // merge, frame, t) for frame in range(t)]
-        for one, following in itertools.pairwise(frames):
-            one.next = following
-        items.append(frames)
-    return items
+    return [
+        [Picture(kind, number, h // merge, w // merge, frame, t) for frame in range(t)]
+        for number, (t, h, w) in enumerate(np.asarray(grids).tolist())
+    ]
 
 
 class Supply:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cache_arrays import cache_bits
 from picture_kits import EVERYTHING, LAYERS, TWO_IMAGES, opened, prompt
-from vision_configs import joined
+from vision_configs import VIDEO, WIDTH, joined
 
 import qwenref
 
@@ -52,6 +52,25 @@ def test_a_cache_goes_on_inside_of_a_picture_after_whatever_it_went_through(mode
             one.reorder([0, 0])
             logits = model([row.ids[k:]] * 2, cache=one).logits
             assert logits[0].tobytes() == logits[1].tobytes() == np.ascontiguousarray(expected[k:]).tobytes(), k
+
+
+def test_a_video_of_1200_frame_groups_goes_on_from_a_cache_that_was_saved_copied_or_cropped(hybrid, tmp_path):
+    groups = 1200  # more than Python allows calls inside of calls
+    ids = [VIDEO, 7] * groups
+    pixels = np.random.default_rng(0).standard_normal((4 * groups, WIDTH), np.float32)
+    film = {"pixel_values_videos": pixels, "video_grid_thw": [[groups, 2, 2]]}
+    whole = qwenref.Cache(hybrid, snapshot_every=500)
+    expected = hybrid(ids, cache=whole, **film).logits[0]
+    cache = qwenref.Cache(hybrid)
+    hybrid(ids[:501], cache=cache, **film)
+    cache.save(tmp_path / "cache")
+    assert whole.crop(502) == [2]
+    kept = {501: [copy.deepcopy(cache), qwenref.Cache.load(tmp_path / "cache", hybrid), cache], 500: [whole]}
+    for start, caches in kept.items():
+        for one in caches:
+            assert one.length == [start] and len(one.waiting[0].pictures) == groups - (start + 1) // 2
+            logits = hybrid([ids[start:]], cache=one).logits[0]
+            assert logits.tobytes() == np.ascontiguousarray(expected[start:]).tobytes()
 
 
 def test_rows_reordered_inside_of_their_pictures_keep_their_own(hybrid):
