@@ -15,7 +15,7 @@ from qwenref.exchange import as_array
 from qwenref.numerics import active
 
 _LARGEST = np.iinfo(np.int64).max
-_MOST_PATCHES = 2**31  # of all pictures of a call: 13 TB of pixels
+MOST_PATCHES = 2**24  # of all pictures of a call: 96 GiB of pixels
 
 
 def refuse_unknown(unknown, known):
@@ -242,8 +242,8 @@ def checked_grids(grids, name, merge, word=None, still=False):
         if min(grid) < 1 or grid[1] % merge or grid[2] % merge or still and grid[0] != 1:
             frames = "1 frame group" if still else "at least 1 frame group"
             expected = f"{frames}, and sides that are multiples of {merge}   (vision_config.spatial_merge_size)"
-        elif patches > _MOST_PATCHES:
-            found, expected = f"{patches:,} patches up to here", f"at most {_MOST_PATCHES:,}"
+        elif patches > MOST_PATCHES:
+            found, expected = f"{patches:,} patches up to here", f"at most {MOST_PATCHES:,}"
         if expected is not None:
             where = f"{word} {number}: " if word else ""
             raise InputError(compose(f"{where}{name}[{number}] is {grid}", found=found, expected=expected))

@@ -3,6 +3,7 @@
 import io
 import struct
 import sys
+import warnings
 import zlib
 
 import numpy as np
@@ -104,6 +105,36 @@ def test_a_decompression_bomb_stays_refused(processor, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(InputError, match=r"image 0 \(.* bytes\): too large to be decoded(.|\n)*MAX_IMAGE_PIXELS"):
         processor(images=encoded(Image.new("RGB", (64, 64))))
+
+
+def test_between_pillows_limit_and_twice_that_pillow_warns_and_a_filter_makes_it_an_error(processor, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 - 1)
+    data = encoded(Image.new("RGB", (64, 64)))
+    with pytest.warns(Image.DecompressionBombWarning, match="4096 pixels"):
+        assert processor(images=data).items[0].tokens == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InputError, match=r"image 0 \(.* bytes\): too large to be decoded\n.*4096 pixels"):
+            processor(images=data)
+
+
+def test_a_picture_is_not_enlarged_to_more_than_the_model_takes(processor, tmp_path):
+    most = 4096 * 32 * 32  # max_position_embeddings, pixels of a token
+    small = pixels(0, 64, 64, 3)
+    for least in (most + 1, 10**15, 10**400):
+        message = rf"^min_pixels: {least:,} for a picture are more(.|\n)*at most 4,194,304 "
+        for options in ({"images": small}, {"videos": [[small, small]], "native_fps": 2}):
+            with pytest.raises(InputError, match=message):
+                processor(**options, min_pixels=least, max_pixels=least)
+    assert processor(images=encoded(Image.fromarray(small)), min_pixels=most, max_pixels=most).items[0].tokens == 4096
+
+
+def test_frames_that_make_too_many_patches_are_refused_before_any_is_looked_at(processor):
+    film = np.broadcast_to(pixels(0, 1, 2, 2, 3), (2**23 + 1, 2, 2, 3))
+    message = r"video 0 \(array uint8\): too much for one call\n.* 8,388,609 frames of 32 x 32: 16,777,220 patches\n"
+    with pytest.raises(InputError, match=message + r".*at most 16,777,216\n.*leave sample=False out"):
+        processor(videos=film, native_fps=2, sample=False)
+    assert processor(videos=film, native_fps=2).items[0].tokens == 8
 
 
 def test_without_pillow_the_extra_is_named(processor, monkeypatch):

@@ -205,7 +205,8 @@ def test_a_file_that_claims_two_thousand_million_frames_takes_no_memory_for_them
     at = data.index(b"strh") + 8 + 32  # dwLength of the stream
     assert data[at : at + 4] == struct.pack("<I", 4)
     data[at : at + 4] = struct.pack("<I", 2**31 - 1)
-    with pytest.raises(InputError, match=r"ends early\n.* 4 frames that can be decoded\n.*2,147,483,647, as the file"):
+    early = r"ends early\n.* 4 frames that can be decoded\n.*2,147,483,647, as the file"
+    with pytest.raises(InputError, match=early if sample else r"too much for one call\n.* 2,147,483,647 frames of"):
         processor(videos=bytes(data), sample=sample)
 
 

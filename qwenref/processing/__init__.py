@@ -17,7 +17,7 @@ from qwenref.errors import (
     compose,
     frames_of_the_package,
 )
-from qwenref.inputs import check_text
+from qwenref.inputs import MOST_PATCHES, check_text
 from qwenref.processing import placeholders, settings
 from qwenref.processing.conversation import listed
 from qwenref.processing.geometry import UNKNOWN_RATE, group_times, image_size, sampled_frames, video_size
@@ -122,13 +122,13 @@ class Processor:
         rates = _rates(native_fps, len(videos))
         items, pixels = [], {}
         if images:
-            rules = _limited(self.image, min_pixels, max_pixels)
+            rules = self._limited(self.image, min_pixels, max_pixels)
             table = rules.table()
             made = [_image(rules, table, source, at, resize) for at, source in enumerate(images)]
             items += [item for item, _ in made]
             pixels["image"] = _joined([values for _, values in made])
         if videos:
-            rules = _limited(self.video, min_pixels, max_pixels)
+            rules = self._limited(self.video, min_pixels, max_pixels)
             if fps is not None:
                 rules = rules._replace(fps=_positive(fps, "fps"))
             table = rules.table()
@@ -143,6 +143,28 @@ class Processor:
             prepared.text = placeholders.applied(text, self.edits(text, prepared, video_marks))
             prepared.ids = self.tokenizer.encode(prepared.text)
         return prepared
+
+    def _limited(self, rules, least, most):
+        """The `Settings` with the limits that were passed."""
+        least, most = rules.least if least is None else least, rules.most if most is None else most
+        if not all(is_whole(limit) and limit > 0 for limit in (least, most)) or least > most:
+            raise InputError(
+                compose(
+                    "min_pixels and max_pixels",
+                    found=f"{least!r}, {most!r}",
+                    expected="whole numbers above 0, the first no larger than the second",
+                )
+            )
+        tokens = self._config.text_config.max_position_embeddings
+        if least > tokens * rules.factor**2:  # every picture would be enlarged to that
+            raise InputError(
+                compose(
+                    f"min_pixels: {int(least):,} for a picture are more than the model takes",
+                    expected=f"at most {tokens * rules.factor**2:,}   (config.max_position_embeddings {tokens:,}, "
+                    f"tokens of {rules.factor} x {rules.factor} pixels)",
+                )
+            )
+        return rules._replace(least=int(least), most=int(most))
 
     def edits(self, text, prepared, video_marks="plain"):
         """What fills the placeholders of a text: list of `placeholders.Edit`."""
@@ -224,6 +246,17 @@ def _video(rules, table, source, index, native_fps, resize, sample):
         taken = sampled_frames(clip.total, rate, rules.fps, rules.min_frames, rules.max_frames).tolist()
     original = clip.height, clip.width
     size = _target(clip, resize, rules, where, functools.partial(_frames_size, len(taken), rules.temporal), original)
+    rows, columns = size[0] // rules.patch, size[1] // rules.patch
+    count = -(-len(taken) // rules.temporal) * rows * columns
+    if count > MOST_PATCHES:  # before anything is decoded
+        raise InputError(
+            compose(
+                f"{where} ({clip.name}): too much for one call",
+                found=f"{len(taken):,} frames of {size[0]:,} x {size[1]:,}: {count:,} patches",
+                expected=f"at most {MOST_PATCHES:,}",
+                do="take fewer frames, by fps= or by cutting it" if sample else "leave sample=False out",
+            )
+        )
     groups, held = [], []
     for frame in clip.frames(taken):
         held.append(np.asarray(_resized(frame, *size)))
@@ -236,7 +269,7 @@ def _video(rules, table, source, index, native_fps, resize, sample):
     frames = (*taken, *[taken[-1]] * (-len(taken) % rules.temporal))
     item = Item(
         "video", index, clip.name, original, size,
-        (len(groups), size[0] // rules.patch, size[1] // rules.patch), len(patches) // rules.merge**2,
+        (len(groups), rows, columns), len(patches) // rules.merge**2,
         len(taken) * math.prod(size), clip.total, float(rate), frames,
         tuple(group_times(taken, rate, rules.temporal)),
     )  # fmt: skip
@@ -319,16 +352,3 @@ def _positive(value, name):
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
         raise InputError(compose(f"{name}: {value!r}", expected="frames per second, a number above 0"))
     return float(value)
-
-
-def _limited(rules, least, most):
-    least, most = rules.least if least is None else least, rules.most if most is None else most
-    if not all(is_whole(limit) and limit > 0 for limit in (least, most)) or least > most:
-        raise InputError(
-            compose(
-                "min_pixels and max_pixels",
-                found=f"{least!r}, {most!r}",
-                expected="whole numbers above 0, the first no larger than the second",
-            )
-        )
-    return rules._replace(least=int(least), most=int(most))

@@ -49,6 +49,9 @@ def open_picture(source, where="image"):
 
     The orientation an EXIF tag asks for is applied; what is transparent is laid over white; 16 bits are scaled to 8;
     of an animation, the first frame (of a Pillow image, the frame it stands at).
+
+    A file of more than twice PIL.Image.MAX_IMAGE_PIXELS is refused; above that limit itself, Pillow's own
+    DecompressionBombWarning goes to Python's filters, and is an error here where they make it one.
     """
     Image = pillow()
     from PIL import UnidentifiedImageError
@@ -64,7 +67,7 @@ def open_picture(source, where="image"):
             return Picture(_to_rgb(opened, Image, where, name), name, False)
     except QwenrefError:
         raise
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise too_large(where, name, _first_line(error)) from error
     except Exception as error:  # decoders of a few dozen formats raise whatever they meet
         unknown = isinstance(error, UnidentifiedImageError)  # its text is where the object lies in memory
@@ -140,7 +143,7 @@ def _to_rgb(image, Image, where, name="Pillow image"):
     try:
         image.load()
         image = ImageOps.exif_transpose(image)
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise too_large(where, name, _first_line(error)) from error
     except Exception as error:
         raise InputError(
