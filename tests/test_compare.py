@@ -134,6 +134,7 @@ def test_a_stale_cache_is_told_from_a_state(tiny, quick):
 def test_a_fault_that_is_not_in_the_library_is_not_named(tiny, quick):
     engine = FaultyReference(tiny, "gate-off", jitter=3)
     report = compare(tiny, engine, quick, without=("gate-off",))
+    assert report.summary == "the numbers are outside, and no known fault explains them"
     assert report.status == "DIVERGED" and report.confidence == "statistical" and names(report) == []
     assert report.cause == "kernels" and "nearest-shape" in codes(report)
 
@@ -202,7 +203,10 @@ def test_pasted_texts_and_their_prompt_get_an_answer(tiny):
     assert report.arbiter["outside"] == ["text B"] and report.exit_code == 1
     assert report.first_divergence["class"] == "non-benign" and report.tier == "D"
     assert [each["tier"] for each in report.arbiter["reports"]] == ["D", "D"]
-    assert any("log-probabilities" in spot for spot in report.arbiter["reports"][1]["blind_spots"])
+    assert any("log-probabilities" in spot for spot in report.blind_spots)
+    told = report.text()
+    assert report.summary.startswith("tokens are outside; text alone") and "not decided by this comparison\n" in told
+    assert told.count("first divergence\n") == 1 and "class        non-benign" in told
     if rounded != right:
         assert pasted(tiny, ids, right, rounded).arbiter["outside"] == []
     with pytest.raises(InputError, match="both texts are the same"):

@@ -185,8 +185,10 @@ def test_an_engine_is_inside_or_outside_and_never_called_wrong():
     ],
 )
 def test_of_two_engines_the_one_outside_is_named(outside, near, words):
-    sides = [compare_documents.clean(engine={"name": name}) for name in "ab"]
+    found = [{"code": "config-unknown", "severity": "info", "message": "nothing is said"}]
+    sides = [compare_documents.clean(engine={"name": name}, findings=found) for name in "ab"]
     report = Report(compare_documents.clean(arbiter={"outside": outside, "near_tie": near, "reports": sides}))
+    assert str(report).count("info config-unknown: nothing is said") == 2  # of each
     SCHEMA.validate(report.to_dict())
     assert report.verdict == words and str(report).startswith(words)
     sides[0]["status"] = "INCONCLUSIVE"

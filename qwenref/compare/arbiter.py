@@ -22,11 +22,17 @@ def between(comparisons):
     return Report(
         {
             **fields, "status": status, "exit_code": code,
+            "blind_spots": _together(report.blind_spots for report in reports),
             "engine": {"name": " and ".join(each.seen.name for each in comparisons)},
             "arbiter": {"outside": outside, "near_tie": near, "reports": [report.to_dict() for report in reports]},
         },
         {f"{n}.{name}": array for n, report in enumerate(reports, 1) for name, array in report.arrays.items()},
     )  # fmt: skip
+
+
+def _together(lists):
+    """The items of several lists, each once."""
+    return list(dict.fromkeys(item for items in lists for item in items))
 
 
 def distinct(comparisons):

@@ -119,11 +119,16 @@ def _engines(report, most, small):
 
 def _side(side, most, small):
     """One of two engines: its cause, its checks, and on a page its pictures."""
-    made = () if small else (plots.margin(side, most), plots.divergence(side, most), plots.ratios(side))
-    return (
-        f"<h3>{escape(harmless(side.engine['name']))}</h3><p>{escape(text.cause_line(side.document))}</p>"
-        f"<p>{escape(harmless(side.summary))}</p>{_checks(side.document)}{''.join(filter(None, made))}"
-    )
+    first = side.first_divergence
+    parts = [
+        f"<h3>{escape(harmless(side.engine['name']))}</h3><p>{escape(text.cause_line(side.document))}</p>",
+        f"<p>{escape(harmless(side.summary))}</p>{_checks(side.document)}",
+        _pairs(text.divergence_rows(first or {}), first),
+        _findings({**side.document, "blind_spots": []}),  # those of both stand together
+    ]
+    if not small:
+        parts += [plots.margin(side, most), plots.divergence(side, most), plots.ratios(side)]
+    return "".join(filter(None, parts))
 
 
 def _checks(document):

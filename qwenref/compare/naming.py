@@ -130,8 +130,13 @@ class Naming:
                 words = "both paths are outside, and differ"
         elif prefill and (not decode or period) and self._judge.tables["D"].positions:
             cause, words = "prefill_kernel", "prefill is outside" + (", by blocks of 64 or 128" if period else "")
+        elif not any(np.isfinite(table.engine).any() for table in self._judge.tables.values()):
+            cause = "kernels"
+            words = "tokens are outside; text alone does not tell state, weights, config and kernels apart"
         else:
-            cause, words = "kernels", "the numbers are outside, and no known fault explains them"
+            tried = self._judge.options.explain != "never"
+            known = "and no known fault explains them" if tried else "and known faults were not tried"
+            cause, words = "kernels", f"the numbers are outside, {known}"
         self._judge.reasons.append(Reason(cause, "statistical", (), words, True))
         near = self._nearest()
         self._judge.path.append(f"step 10: {words}" + (f"; {near}" if near else ""))

@@ -23,10 +23,12 @@ def text(document, width=100):
     """The whole report, a paragraph for each part that there is; lines are cut at `width`."""
     parts = [[verdict(document), *_said(document["summary"], verdict(document))], header(document)]
     for report in (document["arbiter"] or {}).get("reports", ()):
-        parts.append(["", f"engine {report['engine']['name']}", *_checks(report)[1:], *conclusion(report)[1:]])
+        parts.append(["", f"engine {report['engine']['name']}", *_checks(report)[1:]])
+        parts += [divergence(report["first_divergence"]), conclusion(report), _findings(report)]
     if document["arbiter"] is None:
         parts += [_checks(document), divergence(document["first_divergence"]), conclusion(document)]
-    parts += [_located(document["localisation"]), findings(document), differences(document), _again(document)]
+    parts += [_located(document["localisation"]), _findings(document), _blind(document), differences(document)]
+    parts.append(_again(document))
     lines = harmless("\n".join("\n".join(part) for part in parts if part)).split("\n")
     return "\n".join(
         line if len(line) <= width or line.startswith("again") else line[: width - 1] + "…" for line in lines
@@ -139,11 +141,14 @@ def _first(items, what):
     return items[:MOST] + ([f"  … {more:,} more: report.{what}"] if more > 0 else [])
 
 
-def findings(document):
+def _findings(document):
     found = [f"  {f['severity']} {f['code']}: {f['message']}" for f in document["findings"]]
+    return ["", "findings", *_first(found, "findings")] if found else []
+
+
+def _blind(document):
     blind = [f"  {spot}" for spot in document["blind_spots"]]
-    lines = ["", "findings", *_first(found, "findings")] if found else []
-    return lines + (["not decided by this comparison", *_first(blind, "blind_spots")] if blind else [])
+    return ["not decided by this comparison", *_first(blind, "blind_spots")] if blind else []
 
 
 def differences(document):
