@@ -8,7 +8,18 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from qwenref import ops
+try:
+    from qwenref import ops
+except ImportError as error:
+    import importlib.util
+
+    if importlib.util.find_spec("qwenref._C") is not None:
+        raise
+    from qwenref.errors import compose
+
+    where = "Python elsewhere than in the checkout, whose sources hide the installed package; or pip install -e ."
+    raise ImportError(compose("qwenref: no compiled part", found=f"sources alone, {__path__[0]}", do=where)) from error
+
 from qwenref._C import get_num_threads, set_num_threads
 from qwenref._version import __version__
 from qwenref.cache import Cache

@@ -206,6 +206,7 @@ def test_pasted_texts_and_their_prompt_get_an_answer(tiny):
     assert any("log-probabilities" in spot for spot in report.blind_spots)
     told = report.text()
     assert report.summary.startswith("tokens are outside; text alone") and "not decided by this comparison\n" in told
+    assert "***" not in told  # nothing of it is taken for a secret
     assert told.count("first divergence\n") == 1 and "class        non-benign" in told
     if rounded != right:
         assert pasted(tiny, ids, right, rounded).arbiter["outside"] == []

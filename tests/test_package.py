@@ -2,7 +2,9 @@
 
 import inspect
 import json
+import shutil
 import warnings
+from pathlib import Path
 
 import fresh
 import pytest
@@ -103,6 +105,16 @@ def test_public_methods_are_documented():
 def test_no_warning_at_import():
     done = fresh.python("import qwenref", PYTHONWARNINGS="error")
     assert done.returncode == 0 and done.stderr == ""
+
+
+def test_sources_without_their_compiled_part_say_so(tmp_path):
+    package = Path(qwenref.__file__).parent
+    (tmp_path / "qwenref").mkdir()
+    for path in package.glob("*.py"):
+        shutil.copy(path, tmp_path / "qwenref")
+    done = fresh.python("import qwenref", check=False, PYTHONPATH=str(tmp_path))
+    assert f"ImportError: qwenref: no compiled part\n    found    sources alone, {tmp_path}" in done.stderr
+    assert "elsewhere than in the checkout" in done.stderr
 
 
 def test_show_config_says_what_is_in_use(capsys):

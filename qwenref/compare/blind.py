@@ -3,7 +3,7 @@
 _TIERS = {
     "B": "prefill apart from decode: the engine gives no log-probabilities of a prompt",
     "C": "other ids of the same text: the engine takes and gives text",
-    "D": "whatever changes no token: the engine gives no log-probabilities",
+    "D": "whatever leaves the tokens as they are: the engine gives no log-probabilities",
 }
 _LONG = 4096  # positions from which on states and keys in few bits show
 _ALWAYS = (
