@@ -157,3 +157,31 @@ def test_a_server_that_answers_nothing_is_an_error_and_beside_another_engine_a_r
     engines = [FaultyReference(tiny, jitter=2), failing(tiny, "generate", None, error)]
     report = compare(tiny, engines, one, **FAST)
     assert [each["exit_code"] for each in report.arbiter["reports"]] == [0, 4] and report.exit_code == 2
+
+
+# ---- numbers of which nobody says what they are --------------------------------------------------------------------
+
+
+class Told(FaultyReference):
+    """Gives the two likeliest of each position, too few to fit a temperature to."""
+
+    kind = "unknown"
+
+    def capabilities(self):
+        return super().capabilities()._replace(output_logprobs=2, prompt_logprobs=0, kind=self.kind)
+
+
+@pytest.mark.parametrize("kind", ["unknown", "processed"])
+def test_log_probabilities_of_no_known_kind_decide_nothing(tiny, two, kind):
+    engine = Told(tiny, jitter=1)
+    engine.kind = kind
+    report = compare(tiny, engine, two, **FAST)
+    assert (report.status, report.exit_code) == ("INCONCLUSIVE", 2) and "logprob-kind-unknown" in codes(report)
+    assert "log-probabilities" in report.summary
+    engine.kind = "raw"
+    assert compare(tiny, engine, two, **FAST).status == "AGREE_WITHIN_NOISE"
+
+
+def test_tokens_beside_such_numbers_still_tell_what_is_outside(tiny, two):
+    report = compare(tiny, Told(tiny, "gate-off", jitter=1), two, **FAST)
+    assert (report.status, report.exit_code) == ("DIVERGED", 1) and "logprob-kind-unknown" not in codes(report)

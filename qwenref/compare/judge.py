@@ -15,6 +15,7 @@ from qwenref.compare.causes import Reason, sampling_row, sampling_rows
 from qwenref.compare.described import envelope
 from qwenref.compare.differences import Differences
 from qwenref.compare.drawn import Drawn, temperature
+from qwenref.compare.errors import LogprobKindUnknown
 from qwenref.compare.faults import LIBRARY, find
 from qwenref.compare.naming import PATHS, Naming
 from qwenref.compare.numbers import Numbers
@@ -25,6 +26,7 @@ from qwenref.compare.stages import GREEN, RED, SKIPPED, stage
 from qwenref.compare.statistics import measure, prefill_against_decode
 from qwenref.compare.stops import stop_findings
 from qwenref.engines.base import ALL
+from qwenref.errors import compose
 
 ENOUGH = 32  # usable positions
 
@@ -58,6 +60,7 @@ class Judge:
     pd: float | None = None
     drawn: object = None  # Drawn, in modes that draw
     aside: object = None  # a SamplingFit that leaves the error outside
+    unknown: object = None  # LogprobKindUnknown, where the numbers of decode say nothing
 
     def judged(self):
         self._strings()
@@ -69,6 +72,8 @@ class Judge:
         self._outside_of_chance()
         read_back(self)
         self._counted()
+        if self.unknown is not None and not self.reasons:
+            raise self.unknown
         return self
 
     # ---- 2 to 4: ids and prompts ---------------------------------------------------------------------------------
@@ -149,6 +154,9 @@ class Judge:
         if not table.positions:
             table = decode
         found = fit(table, *self._before(table))
+        if found.slope_se == float("inf") and self.seen.gives.kind != "raw" and self.drawn is None:
+            self._of_unknown_kind(decode)
+            return
         if self.seen.gives.output_logprobs != ALL:
             found = as_listed(found, int(np.isfinite(decode.engine).sum(axis=-1).max()))
         if table is decode and (found.scopes or found.temperature is not None) and not self._brings_back(found):
@@ -160,6 +168,21 @@ class Judge:
             self.path.append("step 5: what is sampled from are the logits themselves")
             return
         self.believe(found)
+
+    def _of_unknown_kind(self, decode):
+        """Numbers that may be of anything are left out; the tokens beside them still are what was chosen."""
+        kind = self.seen.gives.kind
+        what = "of unknown kind" if kind == "unknown" else "after temperature and penalties, which are not stated"
+        self.unknown = LogprobKindUnknown(
+            compose(
+                f"{self.seen.name}: log-probabilities {what}",
+                found="too few at a position to tell by them",
+                do="have the engine give those of softmax(logits), or at least three of the likeliest a position",
+            )
+        )
+        self.stages.append(stage("S4", "sampling", SKIPPED, detail=f"log-probabilities {what}"))
+        self.path.append(f"step 5: log-probabilities {what}; left out")
+        self.tables["D"] = decode.with_engine(np.full(decode.engine.shape, np.nan))
 
     def believe(self, found):
         """A SamplingFit is what the engine does; it is undone."""
