@@ -71,6 +71,17 @@ def test_one_size_more_is_where_student_says():
     assert distributions.one_more([2.0, -1.0], 0.25) == (np.inf, 0)
 
 
+def test_largest_values_are_beyond_their_gate_as_rarely_as_it_was_said():
+    # Eight of 2 above the ninth, which is 1: the index is log 2, and one in two rows is (8 / (2 * 0.5)) ** index.
+    assert distributions.largest(np.array([[2.0] * 4 + [1.0] * 16] * 2), 0.5) == pytest.approx(8 ** np.log(2))
+    random, over = np.random.default_rng(0), 0
+    for _ in range(1000):
+        sizes = np.abs(random.standard_t(4, (9, 500)))
+        over += sizes[8].max() > distributions.largest(sizes[:8], 0.01)
+    assert 1 <= over <= 20
+    assert distributions.largest(np.zeros((8, 40)), 0.01) == 0
+
+
 def test_one_variant_more_is_red_as_rarely_as_it_was_said():
     random = np.random.default_rng(0)
     sizes = np.exp(random.normal(0, 0.4, (4000, 9)))
@@ -132,14 +143,13 @@ def test_errors_at_one_position_in_64_are_a_period_and_others_are_none():
     errors, found, verdict = periodic(64, 1.0)
     assert verdict == "green"
 
-    def peak(values, phase):
-        values = np.log1p(np.abs(values))
-        means = [values[phase == n].mean() - values.mean() for n in range(64)]
-        return max(means * np.sqrt(np.bincount(phase)) / values.std())
+    def peak(values):
+        values = np.log1p(values)
+        return (values.reshape(32, 64).mean(axis=0) - values.mean()).max() * np.sqrt(32) / values.std()
 
-    phase, random = np.arange(2048) % 64, np.random.default_rng(5)
-    over = [peak(random.permutation(np.abs(errors)), phase) >= peak(errors, phase) for _ in range(2000)]
-    assert found["64"] == pytest.approx((1 + sum(over)) / 2001, abs=1e-12)
+    sizes, random = np.abs(errors), np.random.default_rng(5)
+    over = sum(peak(random.permutation(sizes)) >= peak(sizes) for _ in range(2000))
+    assert found["64"] == pytest.approx((1 + over) / 2001, abs=1e-12)
 
 
 def test_orders_of_ids_and_of_prompts_do_not_matter():

@@ -26,6 +26,20 @@ def one_more(sizes, chance):
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
+def largest(sizes, chance):
+    """What the largest size of one row more exceeds with this probability; `sizes` [J, N] are rows like it.
+
+    Beyond its twentieth part the distribution is taken to fall as a power of the size, by Hill's estimator: a few rows
+    say little of their largest values, and much of how these thin out.
+    """
+    ordered = np.sort(sizes, axis=None)[::-1]
+    count = min(max(8, ordered.size // 20), ordered.size - 1)
+    if count < 1 or not ordered[count] > 0:
+        return 0.0
+    index = np.log(ordered[:count] / ordered[count]).mean()
+    return float(ordered[count] * (count / (len(sizes) * chance)) ** index)
+
+
 @functools.lru_cache
 def student_quantile(p, freedom):
     """t with P(T <= t) = p, 0.5 <= p < 1, by bisection."""

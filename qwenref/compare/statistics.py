@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qwenref.compare.differences import PSEUDO, Differences, centred, gap, given, likeliest, noise
-from qwenref.compare.distributions import one_more, student_quantile
+from qwenref.compare.distributions import largest, one_more, student_quantile
 from qwenref.compare.likelihoods import likelihoods, ranks
 from qwenref.compare.profiles import profiles
 from qwenref.compare.stages import AMBER, GREEN, RED, SKIPPED, graded, stage
@@ -51,7 +51,7 @@ def critical(positions, variants):
 
 def limits(sizes, gates):
     """(amber, red) of a size to the median of the variants' sizes [J]: `gates`, or where one more may come out."""
-    middle = np.median(sizes)
+    middle = float(np.median(sizes))
     if not middle > 0:
         return gates
     reach = [one_more(sizes, chance)[1] / middle for chance in CHANCE]
@@ -262,18 +262,17 @@ def _hot_spot(table, scaled, crit, stats, stages):
 
 
 def _largest(moved):
-    """How large the largest error of one variant more may come out, each against the noise of all others.
+    """How large the largest error of one variant more may come out, each held against the noise of all others.
 
     Where single positions are far more sensitive in some ways of computing than in others, Student's t is too narrow.
     """
     others = len(moved) - 1
-    if others < 2:
+    squares = np.square(np.nan_to_num(moved))
+    pooled = squares.mean()
+    if others < 2 or not pooled > 0:
         return 0.0
-    squares = np.square(moved)
-    pooled = np.nanmean(squares)
-    rest = (np.nansum(squares, axis=0) - np.nan_to_num(squares) + PSEUDO * pooled) / (others + PSEUDO)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return one_more(np.nanmax(np.abs(moved) / np.sqrt(rest), axis=1), CHANCE[1])[1]
+    rest = (squares.sum(axis=0) - squares + PSEUDO * pooled) / (others + PSEUDO)
+    return largest(np.sqrt(squares / rest), CHANCE[1])
 
 
 def prefill_against_decode(prefill, decode):
