@@ -82,6 +82,18 @@ LINEAR_INLINE float class_tree(const float *sums)
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
+/* The roots of n trees whose class sums lie one behind the other. */
+LINEAR_INLINE void class_trees(float *roots, const float *sums, int n)
+{
+    int i = 0;
+#if defined(QR_HAVE_AVX2)
+    for (; i + 8 <= n; i += 8)
+        eight_trees(roots + i, sums + i * 16);
+#endif
+    for (; i < n; i++)
+        roots[i] = class_tree(sums + i * 16);
+}
+
 /* Per token and step: 16 high elements, 16 low ones; or, for the dot instruction, the 16 pairs. */
 static void narrow_pack(void *context, int64_t begin, int64_t end, int thread)
 {
@@ -148,15 +160,17 @@ static __attribute__((noinline)) void narrow_outputs(const linear *l, int64_t ro
                                                      int tokens)
 {
     _Alignas(64) float sums[NARROW_ROWS * NARROW_TOKENS * 16];
+    float roots[NARROW_ROWS * NARROW_TOKENS];
 
     narrow_sums(l, sums, row, rows, apart, m, tokens, narrow_tile);
 #if defined(FLUSHES_EARLY)
     if (something_was_flushed(sums))
         narrow_sums(l, sums, row, rows, apart, m, tokens, careful_tile);
 #endif
+    class_trees(roots, sums, rows * tokens);
     for (int r = 0; r < rows; r++)
         for (int t = 0; t < tokens; t++)
-            linear_store(l, m + t, row + r * apart, class_tree(sums + (r * tokens + t) * 16));
+            linear_store(l, m + t, row + r * apart, roots[r * tokens + t]);
 }
 
 /* The rows of a tile begin eight equal parts of the piece and go through them side by side: each is one long stream of

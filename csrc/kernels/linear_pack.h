@@ -140,3 +140,19 @@ static void pack_strip(float *out, const pack_layout *to, const char *const rows
     else
         pack_strip_as(out, to, rows, I, QR_BF16, false);
 }
+
+/* The roots of eight trees over sixteen class sums each, which lie one behind the other: neighbours are added, then those
+ * sums, and so on, which is the order of class_tree. */
+LINEAR_INLINE void eight_trees(float *roots, const float *sums)
+{
+    __m128 halves[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++, sums += 32) {
+        const __m256 a = _mm256_hadd_ps(_mm256_loadu_ps(sums), _mm256_loadu_ps(sums + 8));
+        const __m256 b = _mm256_hadd_ps(_mm256_loadu_ps(sums + 16), _mm256_loadu_ps(sums + 24));
+        const __m256 fours = _mm256_hadd_ps(a, b);
+        halves[i] = _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1));
+    }
+    _mm_storeu_ps(roots, _mm_hadd_ps(halves[0], halves[1]));
+    _mm_storeu_ps(roots + 4, _mm_hadd_ps(halves[2], halves[3]));
+}
