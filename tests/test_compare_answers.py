@@ -202,6 +202,14 @@ def test_a_comparison_goes_on_without_settings(tiny, asked):
     assert report.status == "AGREE_WITHIN_NOISE" and report.engine["flags"] is None
 
 
+def test_settings_that_are_none_hide_no_prompt_that_was_read_otherwise(tiny, asked):
+    engine = changed(tiny, "config", lambda _: [1])
+    generate = engine.generate
+    engine.generate = lambda *a: (lambda done: done._replace(prompt_ids=done.prompt_ids[1:]))(generate(*a))
+    messages = [found["message"] for found in gather(tiny, engine, asked).findings]
+    assert any("ids read of" in words for words in messages) and any("config is" in words for words in messages)
+
+
 def test_settings_of_any_library_are_taken(tiny):
     class Type:
         def __str__(self):

@@ -1,5 +1,8 @@
 """What is asked of an engine, and the reference's numbers beside its answers."""
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 
@@ -138,3 +141,41 @@ def test_an_engine_whose_first_token_changes_is_noticed_without_numbers(model, q
 
 def test_tables_are_joined_to_the_widest(model):
     assert Table.concatenate([]).positions == 0
+
+
+class Batching(FaultyReference):
+    """Takes four requests at once, and waits for the fourth; `rounds` elsewhere in such a batch, if told to."""
+
+    wide = rounds = False
+
+    @contextlib.contextmanager
+    def together(self, count):
+        self.wide, self.all, self.lock = True, threading.Barrier(count), threading.Lock()
+        try:
+            yield
+        finally:
+            self.wide = False
+
+    def generate(self, prompt, n, k, sampling=None):
+        if not self.wide:
+            return super().generate(prompt, n, k, sampling)
+        self.all.wait(timeout=60)
+        with self.lock:
+            self._vary(7 if self.rounds else None)
+            done = super().generate(prompt, n, k, sampling)
+            self._vary(None)
+        return done
+
+
+@pytest.mark.parametrize("tier", ["A", "B"])
+def test_a_request_among_four_at_once_is_answered_as_alone(model, quick, tier):
+    few = quick._replace(prompts=tuple(item._replace(new=12) for item in quick.prompts[:2]), texts=(), conversations=())
+    engine = Batching(model, tier=tier)
+    seen = gather(model, engine, few)
+    assert seen.asked["batch"] == 4 and seen.spread == 0
+    assert "engine_nondeterministic" not in {found["code"] for found in seen.findings}
+    engine.rounds = True
+    seen = gather(model, engine, few)
+    [found] = [found for found in seen.findings if found["code"] == "engine_nondeterministic"]
+    assert "among 4 at once" in found["message"] and seen.spread > 0
+    assert "batch" not in gather(model, FaultyReference(model, tier=tier), few).asked

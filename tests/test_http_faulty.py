@@ -104,7 +104,7 @@ def test_evidence_over_http_is_that_of_the_engine_in_process(kind, tiny):
     with behind(kind, FaultyReference(tiny, "norm-w"), tiny.tokenizer, how) as engine:
         found = gather(tiny, engine, suite)
     own = gather(tiny, FaultyReference(tiny, "norm-w"), suite)
-    assert found.differences == own.differences == [] and found.asked == own.asked
+    assert found.differences == own.differences == [] and found.asked == own.asked | {"batch": 4}
     for one, other in zip(found.trajectories, own.trajectories, strict=True):
         assert one.ids == other.ids
         same_rows(one.prefill, other.prefill)

@@ -10,17 +10,23 @@ from collections.abc import Mapping
 
 from qwenref.checks import as_whole, is_whole
 from qwenref.compare.document import plain_values
-from qwenref.compare.errors import CompareError, EngineContractViolation, EngineFailed
+from qwenref.compare.errors import CompareError, EngineContractViolation, EngineFailed, EngineRejected, NotRecorded
+from qwenref.compare.scoring import SMALL
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Completion, Prompt, Row, Scores
 from qwenref.engines.refusals import line
 from qwenref.errors import CapabilityMissing, InputError, QwenrefError, a_kind, compose
 
+LISTED = 20  # log-probabilities asked for at a position of a large vocabulary
 FINISHES = ("stop", "length", "cancelled", "unknown")
 KINDS = ("raw", "processed", "unknown")
 # What `config()` may say, by the kind of value that the comparison reads it as.
 _TEXTS = ("name", "version", "backend", "dtype", "quant", "kv_dtype", "state_dtype", "url")
 _OBJECTS = ("flags", "defaults", "model")
+
+
+# What ends one request and not the comparison; an engine that cannot be reached is not asked again.
+ONE = (EngineContractViolation, EngineFailed, CapabilityMissing)
 
 
 class Asked:
@@ -229,3 +235,39 @@ def _meta(found, where):
         raise EngineContractViolation(compose(f"{where}: meta", found=_kind(found), expected="an object"))
     cached = found.get("cached_tokens")
     return {**found, "cached_tokens": None if cached is None else as_whole(cached)}
+
+
+# ---- one request of a comparison ---------------------------------------------------------------------------------
+
+
+def request(item, seen):
+    """What a prompt is sent as: ids, its text to an engine that takes no ids, None where there is none."""
+    return list(item.ids) if seen.gives.ids_in else item.text
+
+
+def listed(vocab, limit):
+    """How many log-probabilities to ask for where an engine gives at most `limit`."""
+    if limit == ALL:
+        return ALL if vocab <= SMALL else LISTED
+    return min(limit, vocab, LISTED)
+
+
+def kept(seen, item, ask):
+    """What `ask` gives; None where the engine failed or broke its contract, or a run lacks it: a finding."""
+    try:
+        return ask()
+    except NotRecorded as error:
+        seen.find("not-recorded", "info", f"prompt {item.id}: {first_line(error)}")
+        return None
+    except EngineContractViolation as error:
+        seen.find("engine-contract", "error", f"prompt {item.id}: {first_line(error)}", {"said": str(error)})
+        return None
+    except ONE as error:
+        if isinstance(error, (EngineFailed, EngineRejected)):
+            seen.failed = seen.failed or error
+        seen.find(error.code, "error", f"prompt {item.id}: {first_line(error)}", {"said": str(error)})
+        return None
+
+
+def first_line(error):
+    return str(error).partition("\n")[0]

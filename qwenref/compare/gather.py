@@ -4,30 +4,17 @@ Steps S0 to S6 of a comparison.  An engine that lacks something is asked less; w
 never a guess.
 """
 
-import numpy as np
-
 import qwenref
-from qwenref.compare.asking import Asked
-from qwenref.compare.errors import (
-    EngineContractViolation,
-    EngineFailed,
-    EngineRejected,
-    EngineUnreachable,
-    NotRecorded,
-    VocabMismatch,
-)
+from qwenref.compare.asking import ONE, Asked, first_line, kept, listed, request
+from qwenref.compare.errors import EngineContractViolation, EngineFailed, EngineUnreachable, VocabMismatch
 from qwenref.compare.evidence import Difference, Evidence, Trajectory
-from qwenref.compare.scoring import SMALL, continued
-from qwenref.engines.base import ALL
+from qwenref.compare.repeats import repeats
+from qwenref.compare.scoring import continued
 from qwenref.engines.model_files import model_facts
 from qwenref.errors import CapabilityMissing, compose
 from qwenref.tokenizer import stop_ids
 
-LISTED = 20  # log-probabilities asked for at a position of a large vocabulary
-REPEATS = 3  # equal requests
 PADDING = 1024  # the largest multiple that rows of logits are filled up to: 128 on each of 8 devices
-# What ends one request and not the comparison; an engine that cannot be reached is not asked again.
-_ONE = (EngineContractViolation, EngineFailed, CapabilityMissing)
 _HASHES = ("config_sha256", "tokenizer_sha256", "template_sha256", "generation_config_sha256")
 
 
@@ -39,28 +26,25 @@ def gather(model, engine, suite, tell=lambda *step: None, seen=None, draws=None,
             many, each time by another seed
     enough  asked after each prompt that is answered greedily: True leaves the others out
     """
-    engine = engine if isinstance(engine, Asked) else Asked(engine, model.config.text_config.vocab_size)
+    engine = _checked(model, engine)
     seen = Evidence(engine.name, engine.capabilities()) if seen is None else seen
     identify(model, engine, seen)
     try:
         _strings(model, engine, suite, seen, tell)
         _conversations(model, engine, suite, seen, tell)
-        _repeats(model, engine, suite, seen, tell)
+        repeats(model, engine, suite, seen, tell)
         if draws is None:
             _prompts(model, engine, suite, seen, tell, enough)
         else:
             _draws(model, engine, suite, seen, tell, draws)
     except EngineUnreachable as error:
         seen.failed = seen.failed or error
-        seen.find(error.code, "error", _first_line(error), {"said": str(error)})
+        seen.find(error.code, "error", first_line(error), {"said": str(error)})
     return seen
 
 
-def listed(vocab, limit):
-    """How many log-probabilities to ask for where an engine gives at most `limit`."""
-    if limit == ALL:
-        return ALL if vocab <= SMALL else LISTED
-    return min(limit, vocab, LISTED)
+def _checked(model, engine):
+    return engine if isinstance(engine, Asked) else Asked(engine, model.config.text_config.vocab_size)
 
 
 # ---- S0: who it is -------------------------------------------------------------------------------------------------
@@ -71,6 +55,7 @@ def identify(model, engine, seen):
     if not seen.gives.config:
         seen.find("config-unknown", "info", "the engine says nothing of its version, dtype or files")
         return
+    engine = _checked(model, engine)
     seen.config = said = engine.config()
     for code, words in engine.complaints:
         seen.find(code, "warning", words)
@@ -118,7 +103,7 @@ def _strings(model, engine, suite, seen, tell):
         tell(done, len(suite.texts), "strings")
         try:
             found = engine.tokenize(text)
-        except _ONE as error:
+        except ONE as error:
             failed.append(error)
             continue
         expected = list(map(int, model.tokenizer.encode(text)))
@@ -140,7 +125,7 @@ def _conversations(model, engine, suite, seen, tell):
         try:
             found = engine.render(item.messages, **options)
         except CapabilityMissing as error:
-            refused.append(f"{item.id}: {_first_line(error)}")
+            refused.append(f"{item.id}: {first_line(error)}")
             continue
         except (EngineContractViolation, EngineFailed) as error:
             failed.append(error)
@@ -167,54 +152,8 @@ def _conversations(model, engine, suite, seen, tell):
 def _without_answer(seen, failed, of):
     """A finding for what an engine broke down at, by the first error."""
     if failed:
-        words = f"{len(failed)} of {of} have no answer: {_first_line(failed[0])}"
+        words = f"{len(failed)} of {of} have no answer: {first_line(failed[0])}"
         seen.find(failed[0].code, "error", words, {"said": str(failed[0])})
-
-
-# ---- S1: whether it repeats itself ---------------------------------------------------------------------------------
-
-
-def _repeats(model, engine, suite, seen, tell):
-    """The same request some times; what differs goes into the noise."""
-    item = next((item for item in suite.prompts if _request(item, seen) is not None), None)
-    if item is None or not getattr(engine, "asks_again", True):
-        return
-    k = listed(model.config.text_config.vocab_size, seen.gives.output_logprobs)
-    answers = []
-    for done in range(REPEATS):
-        answers.append(_kept(seen, item, lambda: engine.generate(_request(item, seen), item.new, k)))
-        if answers[-1] is None:
-            return
-        tell(done + 1, REPEATS, "equal requests")
-    seen.asked["repeats"] = REPEATS
-    first = answers[0]
-    moved = [_moved(first, other) for other in answers[1:]]
-    values = np.concatenate([values for values, _ in moved])
-    if values.size:
-        seen.spread = float(np.sqrt(np.mean(np.square(values)) / 2))  # each of two that are apart
-    at = next((f"prompt {item.id}, token {at}" for _, at in moved if at is not None), None)
-    if at is not None or seen.spread > 0:
-        words = "equal requests are answered with other tokens" if at else "log-probabilities of equal requests differ"
-        seen.find("engine_nondeterministic", "warning", words, {"spread": seen.spread, "first": at})
-
-
-def _moved(first, other):
-    """(float64 differences of equal requests' rows up to the first other token, that token's number or None)."""
-    a, b = first.output_ids, other.output_ids
-    if a is None or b is None:
-        return np.empty(0), None if first.text == other.text else 0
-    same = next((t for t, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    pairs = zip(first.rows[: same + 1], other.rows[: same + 1], strict=False)
-    values = [_difference(x, y) for x, y in pairs if x is not None and y is not None]
-    at = None if same == len(a) == len(b) else same
-    return np.concatenate(values) if values else np.empty(0), at
-
-
-def _difference(x, y):
-    _, at, to = np.intersect1d(x.ids, y.ids, return_indices=True)
-    a, b = x.logprobs[at], y.logprobs[to]
-    both = np.isfinite(a) & np.isfinite(b)  # what is cut away is -inf
-    return a[both] - b[both]
 
 
 # ---- S5, S6: prompts -----------------------------------------------------------------------------------------------
@@ -225,11 +164,11 @@ def _prompts(model, engine, suite, seen, tell, enough):
     k = listed(vocab, seen.gives.output_logprobs)
     left_out = 0
     for number, item in enumerate(suite.prompts):
-        request = _request(item, seen)
-        if request is None:
+        ask = request(item, seen)
+        if ask is None:
             left_out += 1
             continue
-        done = _kept(seen, item, lambda request=request, item=item: engine.generate(request, item.new, k))
+        done = kept(seen, item, lambda ask=ask, n=item.new: engine.generate(ask, n, k))
         if done is None:
             continue
         seen.completions[number] = done
@@ -243,15 +182,15 @@ def _prompts(model, engine, suite, seen, tell, enough):
 
 def _draws(model, engine, suite, seen, tell, wanted):
     k = listed(model.config.text_config.vocab_size, seen.gives.output_logprobs)
-    asked = [(n, item) for n, item in enumerate(suite.prompts) if _request(item, seen) is not None]
+    asked = [(n, item) for n, item in enumerate(suite.prompts) if request(item, seen) is not None]
     _left_out(seen, len(suite.prompts), len(suite.prompts) - len(asked))
     drawn, seed = 0, 0
     while asked and drawn < wanted and seed < wanted:
         number, item = asked[seed % len(asked)]
         sampling = {"temperature": 1.0, "seed": seed}
         seed += 1
-        request = _request(item, seen)
-        done = _kept(seen, item, lambda ask=request, n=item.new, how=sampling: engine.generate(ask, n, k, how))
+        ask = request(item, seen)
+        done = kept(seen, item, lambda ask=ask, n=item.new, how=sampling: engine.generate(ask, n, k, how))
         if done is None:
             asked = [each for each in asked if each[0] != number]
             continue
@@ -270,11 +209,6 @@ def _left_out(seen, prompts, left_out):
     seen.asked["prompts"] = prompts - left_out
     if left_out:
         seen.find("prompts-left-out", "info", f"{left_out} prompts have no text and this engine takes no ids")
-
-
-def _request(item, seen):
-    """What a prompt is sent as: ids, its text to an engine that takes no ids, None where there is none."""
-    return list(item.ids) if seen.gives.ids_in else item.text
 
 
 def _trajectories(model, engine, number, item, done, seen):
@@ -311,34 +245,13 @@ def _prefill(model, engine, item, way, seen):
     if not seen.gives.prompt_logprobs or not seen.gives.ids_in:
         return None
     k = listed(model.config.text_config.vocab_size, seen.gives.prompt_logprobs)
-    scores = _kept(seen, item, lambda: engine.score(list(way.ids), k))
+    scores = kept(seen, item, lambda: engine.score(list(way.ids), k))
     if scores is None:
         return None
     if list(scores.ids) != list(way.ids):
         _other_ids(seen, item, len(way.ids), scores.ids)
         return None
     return list(scores.rows[: len(way.ids) - 1])
-
-
-def _kept(seen, item, ask):
-    """What `ask` gives; None where the engine failed or broke its contract, or a run lacks it: a finding."""
-    try:
-        return ask()
-    except NotRecorded as error:
-        seen.find("not-recorded", "info", f"prompt {item.id}: {_first_line(error)}")
-        return None
-    except EngineContractViolation as error:
-        seen.find("engine-contract", "error", f"prompt {item.id}: {_first_line(error)}", {"said": str(error)})
-        return None
-    except _ONE as error:
-        if isinstance(error, (EngineFailed, EngineRejected)):
-            seen.failed = seen.failed or error
-        seen.find(error.code, "error", f"prompt {item.id}: {_first_line(error)}", {"said": str(error)})
-        return None
-
-
-def _first_line(error):
-    return str(error).partition("\n")[0]
 
 
 def _output(model, item, done, seen):
@@ -387,7 +300,7 @@ def _contract(item, done, seen):
 
 
 def _other_ids(seen, item, sent, read):
-    known = [found["evidence"] for found in seen.findings if found["code"] == "engine-contract"]
+    known = [found["evidence"] or {} for found in seen.findings if found["code"] == "engine-contract"]
     if any(evidence.get("prompt") == item.id for evidence in known):
         return
     words = f"prompt {item.id}: {len(read):,} ids read of {sent:,} sent"

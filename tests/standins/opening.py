@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import threading
 
 from qwenref.engines import adapter
 from standins.serving import serving
@@ -28,7 +29,12 @@ def behind(kind, engine, known, how=None, **options):
         options.setdefault("tokenizer", known)
     if kind == "openai+http":
         options.setdefault("route", "completions")
-    server = serving(answering(kind, engine, known, **(how or {})))
-    with server as (url, seen), adapter(kind).open(url, **options) as opened:
+    answer, lock = answering(kind, engine, known, **(how or {})), threading.Lock()
+
+    def one_by_one(request, handler):
+        with lock:  # the engine behind it has one cache
+            return answer(request, handler)
+
+    with serving(one_by_one) as (url, seen), adapter(kind).open(url, **options) as opened:
         opened.seen = seen
         yield opened
