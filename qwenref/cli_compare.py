@@ -5,11 +5,9 @@ import os
 
 from qwenref.cli_base import FINDING, FINE, INTERRUPTED, add_verb, show, show_document, show_json, whole_number, width
 
-# Options of an engine, which two texts have no use for.
-_OF_ENGINES = (
-    "suite", "mode", "draws", "engine_weights", "explain", "activations", "activations_order", "until_decided",
-    "workers", "dask",
-)  # fmt: skip
+# What a comparison is asked for: of engines and texts alike, and of engines alone.
+_OF_BOTH = ("jitter", "precision")
+_OF_ENGINES = ("mode", "draws", "engine_weights", "explain", "until_decided", "truth", "workers", "dask")
 _STOPPED = "interrupted"  # the finding of a comparison that was
 _ENGINE = "KIND:REST, KIND+http://HOST:PORT or a recorded run PATH.jsonl; see the examples in qwenref/engines/README.md"
 
@@ -28,7 +26,7 @@ def compare(options):
     from qwenref.compare.options import refuse
 
     _refuse_contradictions(options)
-    refuse(**_given(options, "mode", "precision", "jitter", "explain", "draws", "until_decided"))
+    refuse(**_given(options, *_OF_BOTH, "mode", "explain", "draws", "until_decided"))
     _free_outputs(options)
     report = _pasted(options) if options.text else _compared(options)
     return _told(report, options)
@@ -37,6 +35,7 @@ def compare(options):
 def _compared(options):
     """The Report of one engine, or of two with the reference between them."""
     from qwenref.compare import compare
+    from qwenref.compare.memory import check_memory
     from qwenref.compare.opening import reference
 
     for spec in options.engine:
@@ -46,9 +45,8 @@ def _compared(options):
     if activations is not None:
         _fits(model, *activations)
     asked = _suite(options.suite or "quick", model)
-    given = _given(
-        options, "jitter", "mode", "precision", "engine_weights", "explain", "draws", "workers", "dask", "until_decided"
-    )
+    check_memory(model, asked, options.truth or "fp64", options.workers)  # before an engine is opened
+    given = _given(options, *_OF_BOTH, *_OF_ENGINES)
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(_engine(spec)) for spec in options.engine]
         report = compare(model, engines if len(engines) > 1 else engines[0], asked, **given)
@@ -63,7 +61,7 @@ def _pasted(options):
     ids_of(options.prompt_ids)  # what is no list of ids is said before the model is opened
     texts = [_text(path) for path in options.text]
     model = reference(options.model)
-    return pasted(model, ids_of(options.prompt_ids, model), *texts, **_given(options, "precision", "jitter"))
+    return pasted(model, ids_of(options.prompt_ids, model), *texts, **_given(options, *_OF_BOTH))
 
 
 def _given(options, *names):
@@ -75,7 +73,10 @@ def _refuse_contradictions(options):
     from qwenref.errors import InputError, compose
 
     wrong = None
-    lost = [f"--{name.replace('_', '-')}" for name in _given(options, *_OF_ENGINES)]
+    lost = [
+        f"--{name.replace('_', '-')}"
+        for name in _given(options, "suite", "activations", "activations_order", *_OF_ENGINES)
+    ]
     if options.text and options.engine:
         wrong = "--text is about two texts, --engine about an engine"
     elif options.text and not options.prompt_ids:
@@ -285,6 +286,7 @@ def _add_compare(verbs):
     group.add_argument("--activations-order", choices=("hf", "gguf"), help=orders)
     until = "stop asking as soon as the odds decide; mode greedy"
     group.add_argument("--until-decided", action="store_true", default=None, help=until)
+    group.add_argument("--truth", choices=("fp64", "fp32"), help="what errors are counted from; fp32 needs less memory")
     group.add_argument("--workers", type=whole_number("--workers", 1), metavar="N", help="processes that score")
     group.add_argument("--dask", metavar="URL", help="a Dask cluster that scores, tcp://HOST:PORT")
     group = verb.add_argument_group("results")

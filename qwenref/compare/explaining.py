@@ -5,7 +5,7 @@ import numpy as np
 from qwenref.compare.differences import likeliest_columns
 from qwenref.compare.faults import MODEL_KINDS, find, hypotheses
 from qwenref.compare.replay import explain
-from qwenref.compare.scoring import PLAIN, TRUTH
+from qwenref.compare.scoring import PLAIN
 
 PROMPTS, POSITIONS = 2, 128  # that known faults are tried on first, the last ones of each
 PRECISE = 4.0  # effects in units of what clean float32 engines are apart, that float32 gives to some per cent
@@ -90,7 +90,7 @@ class _Effects:
         return {name: values - plain + self._table.truth for name, values in zip(names, found, strict=True)}
 
     def in_float64(self, names):
-        found = self._under([("fault", TRUTH[1], (name,)) for name in names])
+        found = self._under([("fault", self._numbers.truth[1], (name,)) for name in names])
         return dict(zip(names, found, strict=True))
 
     def _under(self, hows):

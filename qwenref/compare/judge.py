@@ -121,7 +121,7 @@ class Judge:
         for way in self.numbers.ways:
             ids = fault.prompt(list(self.suite.prompts[way.prompt].ids), self.model)
             ways.append(way._replace(ids=(*ids, *way.ids[way.start :]), start=len(ids)))
-        return Numbers(self.model, ways, self.numbers.variants, run=self.numbers.run)
+        return Numbers(self.model, ways, self.numbers.variants, self.numbers.truth, self.numbers.run)
 
     def _prompt_reason(self, cause, names, confidence, words):
         for name in names:

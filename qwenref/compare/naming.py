@@ -159,7 +159,8 @@ class Naming:
         ways = None if self._judge.retry is None else self._judge.retry()
         if not ways:
             return
-        again = Numbers(self._judge.model, ways, self._judge.numbers.variants, run=self._judge.numbers.run)
+        first = self._judge.numbers
+        again = Numbers(self._judge.model, ways, first.variants, first.truth, first.run)
         if measure(as_reported(again.table("decode")), self._judge.seen.spread).gates(RED):
             self._judge.seen.find("cache-not-the-cause", "info", "decode is outside without a cache of prompts, too")
         else:

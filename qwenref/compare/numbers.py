@@ -17,8 +17,8 @@ FULL = 2**26  # values of all tables together up to which whole small vocabulari
 class Numbers:
     """Truth, plain float32 and rounding variants of every trajectory, at the same ids.
 
-    `.first` [int] per trajectory, the first id that is scored · `.truths`, `.plain` [Scored] · `.jitters` [J][Scored] ·
-    `.slack` how much further than a variant a clean engine may be
+    `.first` [int] per trajectory, the first id that is scored · `.truth` how `.truths` [Scored] are computed · `.plain`
+    [Scored] · `.jitters` [J][Scored] · `.slack` how much further than a variant a clean engine may be
     """
 
     def __init__(self, model, ways, variants, truth=TRUTH, run=score):
@@ -30,7 +30,7 @@ class Numbers:
         held = positions * vocab * (len(self.variants) + 4)
         self.whole = vocab <= SMALL and held <= FULL
         self.top = vocab if self.whole else TOP
-        self.run = run
+        self.run, self.truth = run, truth
         self.truths = run(model, [self.task(n, truth) for n in range(len(self.ways))])
         self.plain, *self.jitters = self._under([PLAIN, *(("jitter", *variant) for variant in self.variants)])
 

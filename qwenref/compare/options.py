@@ -7,6 +7,7 @@ from qwenref.checks import is_whole
 from qwenref.compare.errors import SeedNotComparable, TooFewPositions
 from qwenref.errors import InputError, compose
 
+TRUTHS = ("fp64", "fp32")
 MODES = ("greedy", "sample", "rl")
 EXPLAIN = ("auto", "always", "never")
 FEWEST = 4  # rounding variants that noise can be told from
@@ -23,7 +24,7 @@ _GGUF = re.compile(r"q[2-8]_(0|1|k)(_(s|m|l|xl))?|iq[1-4]_(xxs|xs|s|m|nl)|tq[12]
 class Options(NamedTuple):
     """mode · precision, what the engine claims to compute in · family of rounding variants for it · variants, their
     (seed, family) · explain · draws, tokens that are drawn, None in mode greedy · until_decided · without, names of
-    known faults that are not tried"""
+    known faults that are not tried · truth, the profile that errors are counted from"""
 
     mode: str
     precision: str
@@ -33,14 +34,15 @@ class Options(NamedTuple):
     draws: int | None
     until_decided: bool
     without: tuple = ()
+    truth: str = "fp64"
 
 
 def options(
     suite, said, mode="greedy", precision=None, jitter=None, explain="auto", draws=None, until_decided=False, seed=None,
-    without=(),
+    without=(), truth="fp64",
 ):  # fmt: skip
     """Options for a Suite and for what the engine says of itself; raises what the arguments deserve."""
-    refuse(mode, precision, jitter, explain, draws, until_decided, seed)
+    refuse(mode, precision, jitter, explain, draws, until_decided, seed, truth)
     count = VARIANTS.get(suite.name, 16) if jitter is None else jitter
     claimed = precision if precision is not None else said.get("dtype")
     claimed = "bf16" if claimed in (None, "", "auto") else claimed
@@ -48,16 +50,20 @@ def options(
     family = "float32" if claimed == "float32" else "bfloat16"
     drawn = None if mode == "greedy" else DRAWS if draws is None else draws
     return Options(mode, claimed, family, tuple((seed, family) for seed in range(count)), explain, drawn, until_decided,
-                   tuple(without))  # fmt: skip
+                   tuple(without), truth)  # fmt: skip
 
 
-def refuse(mode="greedy", precision=None, jitter=None, explain="auto", draws=None, until_decided=False, seed=None):
+def refuse(
+    mode="greedy", precision=None, jitter=None, explain="auto", draws=None, until_decided=False, seed=None,
+    truth="fp64",
+):  # fmt: skip
     """Raise what the arguments deserve, whatever the engine and the suite are."""
     if seed is not None:
         do = "leave the seed out: tokens that were drawn are tested against the reference's distribution"
         raise SeedNotComparable(compose("compare: equal tokens of equal seeds", found=f"seed {seed}", do=do))
     _one_of("mode", mode, MODES)
     _one_of("explain", explain, EXPLAIN)
+    _one_of("truth", truth, TRUTHS)
     if precision is not None and str(precision).lower() not in PRECISIONS and not is_quantised(precision):
         expected = "bf16, fp16, fp32, fp8, int8, int4, or a GGUF type such as q8_0 or q4_k_m"
         raise InputError(compose("compare: precision", found=repr(precision), expected=expected))

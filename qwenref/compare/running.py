@@ -12,6 +12,7 @@ from qwenref.compare.errors import INVALID, UNDECIDED, CompareError, EngineRejec
 from qwenref.compare.evidence import Evidence
 from qwenref.compare.gather import gather, stop_ids
 from qwenref.compare.judge import Judge
+from qwenref.compare.memory import check_memory
 from qwenref.compare.numbers import Numbers
 from qwenref.compare.options import options, refuse
 from qwenref.compare.report import Report
@@ -67,7 +68,7 @@ class Comparison:
         failed = self.seen.failed
         if isinstance(failed, (EngineRejected, EngineUnreachable)) and not self.seen.heard:
             raise failed
-        self.numbers = Numbers(self.model, self.seen.trajectories, self.options.variants, run=self._score)
+        self.numbers = self.numbers_of(self.seen.trajectories)
         self.judge = Judge(self.model, self.suite, self.options, self.seen, self.numbers, stop_ids(self.model),
                            self.has_weights, self._without_cache)  # fmt: skip
         self.judge.judged()
@@ -84,6 +85,10 @@ class Comparison:
         gather(self.model, self.engine, self.suite, self._tell, self.seen, self.options.draws, enough)
         if watch is not None:
             watch.tell()
+
+    def numbers_of(self, ways):
+        """Numbers of trajectories, by the truth and the variants that were asked for."""
+        return Numbers(self.model, ways, self.options.variants, ("truth", self.options.truth), self._score)
 
     def _score(self, model, tasks):
         return score(model, tasks, self._executor, lambda done, total: self._tell(done, total, "scores"), self._store)
@@ -110,7 +115,7 @@ class Comparison:
         table = self.numbers.table("decode") if self.judge.tables["D"].positions else self.numbers.table("prefill")
         ways = {n: table.way == n for n in dict.fromkeys(table.way.tolist())}
         tasks = [
-            self.numbers.at(n, ("truth", "fp64"), int(table.position[rows][0]), table.support[rows])
+            self.numbers.at(n, self.numbers.truth, int(table.position[rows][0]), table.support[rows])
             for n, rows in ways.items()
         ]
         truths = self._score(self.original, tasks)
@@ -159,7 +164,7 @@ class Comparison:
         }  # fmt: skip
 
     def _envelope(self):
-        found = {"J": len(self.options.variants), "axes": [self.options.family]}
+        found = {"J": len(self.options.variants), "axes": [self.options.family], "truth": self.options.truth}
         return found if self.judge is None else found | self.judge.envelope()
 
 
@@ -174,8 +179,8 @@ class _Odds:
         ways = [way for way in comparison.seen.trajectories[self._looked :] if way.origin == "engine"]
         self._looked = len(comparison.seen.trajectories)
         if ways:
-            numbers = Numbers(comparison.model, ways, comparison.options.variants, run=comparison._score)
-            found = measure(as_reported(numbers.table("decode")), comparison.seen.spread)
+            table = comparison.numbers_of(ways).table("decode")
+            found = measure(as_reported(table), comparison.seen.spread)
             self._odds.add(found.arrays["flip"] == len(CLASSES) if "flip" in found.arrays else [])
         return self._odds.decided
 
@@ -191,8 +196,8 @@ class _Odds:
 
 
 def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter=None, explain="auto",
-            engine_weights=None, draws=None, until_decided=False, seed=None, without=(), executor=None, workers=None,
-            dask=None, progress=None):  # fmt: skip
+            engine_weights=None, draws=None, until_decided=False, seed=None, without=(), truth="fp64", executor=None,
+            workers=None, dask=None, progress=None):  # fmt: skip
     """The `Report` of an engine held against the reference: whether rounding explains what differs, else what does.
 
     ref             a Model, a folder, "tiny" or a hub name
@@ -207,6 +212,7 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
     draws           tokens to be drawn, 4,096, in modes "sample" and "rl"
     until_decided   stop asking as soon as the odds decide, in mode "greedy"
     without         names of known faults that are not tried
+    truth           "fp64", or "fp32", which needs half the memory: what errors are counted from
     executor        what scores are computed on: a `concurrent.futures.Executor`; or workers, a number of processes; or
                     dask, the address of a cluster.  The bits are the same
 
@@ -216,13 +222,14 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
     report with status INVALID.
     """
     wanted = {"mode": mode, "precision": precision, "jitter": jitter, "explain": explain, "draws": draws,
-              "until_decided": until_decided, "seed": seed, "without": without}  # fmt: skip
-    refuse(mode, precision, jitter, explain, draws, until_decided, seed)
+              "until_decided": until_decided, "seed": seed, "without": without, "truth": truth}  # fmt: skip
+    refuse(mode, precision, jitter, explain, draws, until_decided, seed, truth)
     several = list(engine) if isinstance(engine, (list, tuple)) else [engine]
     if len(several) not in (1, 2):
         raise InputError(compose("compare: engines", found=f"{len(several)}", expected="one or two"))
     model, weights = _model(ref), None if engine_weights is None else _model(engine_weights)
     asked = suite if isinstance(suite, Suite) else _suite(suite, model)
+    check_memory(weights or model, asked, truth, workers)
     with contextlib.ExitStack() as stack:
         engines = [_opened(each, stack) for each in several]
         run_on = _executor(model, executor, workers, dask, stack)

@@ -126,7 +126,7 @@ def _logits(model, task, whole):
             yield _fed(model, cache, ids[at : min(at + step, len(ids) - 1)])
         return
     fed = len(ids) - 1  # behind the last one nothing is asked
-    room = max(BLOCK, AT_ONCE // vocab // BLOCK * BLOCK)
+    room = tokens_at_once(vocab)
     ends = [fed] if whole else [*range(room, fed, room), fed]
     begin = 0
     for end in ends:
@@ -135,6 +135,11 @@ def _logits(model, task, whole):
         begin = end
         if keep:
             yield logits
+
+
+def tokens_at_once(vocab):
+    """How many tokens a call of the model takes at most, but where a fault needs all of them."""
+    return max(BLOCK, AT_ONCE // vocab // BLOCK * BLOCK)
 
 
 def _fed(model, cache, ids, keep=0):

@@ -1,0 +1,76 @@
+"""What a comparison needs in memory is known before it begins, and what there is not is an error by name."""
+
+import sys
+
+import fresh
+import pytest
+
+import qwenref
+from qwenref import cli
+from qwenref.compare import FaultyReference, Suite, compare, suite
+from qwenref.compare.errors import MemoryBudget
+from qwenref.compare.memory import check_memory, needed
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return qwenref.from_pretrained("tiny")
+
+
+@pytest.fixture(scope="module")
+def one(tiny):
+    item = next(item for item in suite("quick", tiny).prompts if item.kind == "cjk")
+    return Suite("quick", (item._replace(new=40),))
+
+
+MEASURED = r"""
+import re
+from pathlib import Path
+import qwenref
+from qwenref.compare.scoring import TRUTH, Task, perform
+
+def most():  # of this program; getrusage counts the one that started it as well
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+model = qwenref.from_pretrained("tiny")
+perform(model, Task((1, 2, 3), 1, TRUTH))
+before = most()
+perform(model, Task(tuple(range(200)) * 8, 1500, TRUTH))
+print(most() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the most a process ever held is read from /proc")
+def test_the_estimate_is_what_a_pass_takes(tiny):
+    taken = int(fresh.python(MEASURED).stdout)
+    assert taken > 200 * MIB and 0.7 * taken < needed(tiny, 1600) < 1.5 * taken
+    assert 0.49 < needed(tiny, 1600, "fp32") / needed(tiny, 1600) < 0.51
+
+
+def test_too_little_memory_is_an_error_that_says_what_would_do(tiny, one):
+    tokens = len(one.prompts[0].ids) + 40
+    need, half = needed(tiny, tokens), needed(tiny, tokens, "fp32")
+    check_memory(tiny, one, limit=need)
+    with pytest.raises(MemoryBudget, match=rf"(?s)for {tokens} tokens in fp64\n.*--truth fp32, which needs"):
+        check_memory(tiny, one, limit=need - 1)
+    check_memory(tiny, one, "fp32", limit=half)
+    with pytest.raises(MemoryBudget, match="a suite of shorter prompts, or fewer workers"):
+        check_memory(tiny, one, workers=2, limit=half)
+
+
+def test_the_verb_refuses_before_an_engine_is_opened(capsys, monkeypatch, one, tmp_path):
+    one.save(tmp_path / "one.jsonl")
+    monkeypatch.setattr("qwenref.compare.memory.memory_limit", lambda: MIB)
+    engine = "vllm+http://127.0.0.1:9?model=x"  # nobody answers there
+    code = cli.main(["compare", "tiny", "--engine", engine, "--suite", str(tmp_path / "one.jsonl")])
+    out, err = capsys.readouterr()
+    assert (code, out) == (3, "") and err.startswith("MemoryBudget: compare: not enough memory\n")
+
+
+def test_a_truth_in_float32_gives_the_same_verdicts(tiny, one):
+    for faults, status in (((), "AGREE_WITHIN_NOISE"), (("gate-silu",), "DIVERGED")):
+        engine = FaultyReference(tiny, *faults, jitter=1)
+        report = compare(tiny, engine, one, truth="fp32", explain="never")
+        assert (report.status, report.envelope["truth"]) == (status, "fp32")
