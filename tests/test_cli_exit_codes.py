@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from standins.engine import Probabilities
-from standins.opening import answering
-from standins.serving import serving
+from standins.opening import standing
 
 import qwenref
 from qwenref import cli
@@ -81,10 +80,11 @@ def test_a_report_has_its_status_and_the_command_its_exit_code(capsys, code, sta
 
 
 def test_a_server_that_answers_nonsense_is_an_invalid_input(capsys, tiny):
-    with serving(answering("llama+http", Probabilities(FaultyReference(tiny)), tiny.tokenizer)) as (url, _):
+    with standing("llama+http", Probabilities(FaultyReference(tiny)), tiny.tokenizer) as (url, _):
         code, out, err = run(capsys, "--engine", f"llama+{url}", "--explain", "never", "--json")
+    assert (code, err) == (3, "")
     document = json.loads(out)
-    assert (code, err) == (3, "") and (document["status"], document["exit_code"]) == ("INVALID", 3)
+    assert (document["status"], document["exit_code"]) == ("INVALID", 3)
     assert "probabilities in place of log-probabilities" in document["summary"]
 
 

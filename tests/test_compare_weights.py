@@ -46,6 +46,13 @@ def test_quantised_weights_are_a_cause_until_they_are_the_references_own(tiny, o
     assert codes(own) & {"weights-differ", "quantization_loss"} == {"quantization_loss"}
 
 
+def test_weights_that_llama_cpp_calls_all_f32_are_not_quantised(tiny, one):
+    engine = FaultyReference(tiny, jitter=1)
+    said = engine.config()
+    engine.config = lambda: {**said, "quant": "all F32"}
+    assert "weights-differ" not in codes(compare(tiny, engine, one, explain="never"))
+
+
 def test_weights_of_few_bits_may_be_claimed_for_an_engine_that_does_not_say_so(tiny, one):
     report = compare(tiny, FaultyReference(tiny, "gate-off", jitter=1), one, explain="never", precision="Q8_0")
     assert report.cause == "quantization" and "said to be q8_0" in report.summary and "weights-differ" in codes(report)

@@ -25,7 +25,7 @@ def quantised(judge):
     if judge.own_weights:
         return None
     quant = judge.seen.config.get("quant")
-    if quant and str(quant).lower() not in ("none", *BITS):
+    if quant and str(quant).lower().removeprefix("all ") not in ("none", *BITS):  # "all F32" says llama.cpp's server
         return quant
     return judge.options.precision if is_quantised(judge.options.precision) else None
 

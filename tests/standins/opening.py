@@ -20,6 +20,17 @@ def answering(kind, engine, tokenizer, **how):
     return importlib.import_module(f"standins.{STANDIN[kind]}").answering(engine, tokenizer, **how)
 
 
+def standing(kind, engine, known, **how):
+    """`serving` of a stand-in of a kind around `engine`, which is asked one thing at a time."""
+    answer, lock = answering(kind, engine, known, **how), threading.Lock()
+
+    def one_by_one(request, handler):
+        with lock:  # the engine behind it has one cache
+            return answer(request, handler)
+
+    return serving(one_by_one)
+
+
 @contextlib.contextmanager
 def behind(kind, engine, known, how=None, **options):
     """The adapter of a kind before a stand-in around `engine`, whose tokenizer is `known`; `.seen` are the requests."""
@@ -29,12 +40,6 @@ def behind(kind, engine, known, how=None, **options):
         options.setdefault("tokenizer", known)
     if kind == "openai+http":
         options.setdefault("route", "completions")
-    answer, lock = answering(kind, engine, known, **(how or {})), threading.Lock()
-
-    def one_by_one(request, handler):
-        with lock:  # the engine behind it has one cache
-            return answer(request, handler)
-
-    with serving(one_by_one) as (url, seen), adapter(kind).open(url, **options) as opened:
+    with standing(kind, engine, known, **(how or {})) as (url, seen), adapter(kind).open(url, **options) as opened:
         opened.seen = seen
         yield opened
