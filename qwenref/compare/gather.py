@@ -198,9 +198,7 @@ def _draws(model, engine, suite, seen, tell, wanted):
         _contract(item, done, seen)
         own = _own(model, number, item, done, seen)
         if own is not None:
-            if seed <= len(asked):
-                own = own._replace(prefill=_prefill(model, engine, item, own, seen))
-            seen.trajectories.append(own)
+            _scored(model, engine, item, own, seen, seed <= len(asked))
             drawn += len(own.ids) - own.start
         tell(min(drawn, wanted), wanted, "drawn tokens")
 
@@ -222,7 +220,15 @@ def _trajectories(model, engine, number, item, done, seen):
     if own is None or list(own.ids[own.start :]) != reference:
         both.append(Trajectory(number, "reference", (*item.ids, *reference), len(item.ids)))
     for way in both:
-        prefill = _prefill(model, engine, item, way, seen)
+        _scored(model, engine, item, way, seen)
+
+
+def _scored(model, engine, item, way, seen, ask=True):
+    """Take in a trajectory with its prefill, or without one that the engine does not come to: its answer stays."""
+    prefill = None
+    try:
+        prefill = _prefill(model, engine, item, way, seen) if ask else None
+    finally:
         if prefill is not None or way.decode is not None:
             seen.trajectories.append(way._replace(prefill=prefill))
 
