@@ -128,6 +128,23 @@ def test_what_is_cut_away_says_by_what(drawn, options, kind, value):
     assert fit(table.with_engine(told), **drawn.asked(True)).truncated == (kind, pytest.approx(value, rel=0.05))
 
 
+def test_a_top_k_is_told_also_where_others_are_as_likely_as_its_last():
+    drawn = Drawn()
+    drawn.logits = np.round(drawn.logits)  # as bf16 has them: many are equal
+    drawn.noise = 0
+    kept = np.where(drawn.logits >= np.sort(drawn.logits, axis=-1)[:, [-20]], drawn.logits, -np.inf)
+    assert np.mean(np.isfinite(kept).sum(axis=-1) > 20) > 0.5
+    assert fit(drawn.held(normal(kept)), **drawn.asked(True)).truncated == ("top_k", 20)
+
+
+def test_of_two_penalties_that_fit_alike_the_better_one_is_told_where_logits_are_known():
+    drawn = Drawn(level=30, noise=0.5)  # logits far above 0: dividing them is nearly taking a constant away
+    drawn.logits = 30 + (drawn.logits - 30) / 3
+    drawn.logz = np.log(np.exp(drawn.logits).sum(axis=-1))
+    found = fit(drawn.table(repetition_penalty=1.1), **drawn.asked(True))
+    assert found.presence is None and found.repetition == pytest.approx(1.1, abs=0.01)
+
+
 def test_a_list_of_the_likeliest_is_no_cut(drawn):
     table = drawn.table()
     listed = np.where(np.argsort(np.argsort(-table.engine, axis=-1), axis=-1) < 20, table.engine, np.nan)

@@ -116,7 +116,8 @@ ROWS = (
     _off(10, "eos-ignored", causes="stop_tokens", named=False),
     _off(11, "temperature-0.8", causes="sampling_config"),
     _off(11, "temperature-0.6", causes="sampling_config"),
-    _off(11, "temperature-1.0", causes="sampling_config", named=False, tier="D"),
+    # What a random model draws is no text that tokenises back: other ids are then held against the reference.
+    _off(11, "temperature-1.0", causes=("sampling_config", "kernels"), named=False, tier="D"),
     _off(12, "repetition-1.05", causes="sampling_config"),
     _off(12, "presence-1.5", causes="sampling_config"),
     _off(13, "top-k-20", causes="sampling_config", mode="sample"),

@@ -272,7 +272,10 @@ def _penalties(gaps, plain):
         least = min(found.variance for found, _ in tried)
         # Without known logits a repetition penalty has a constant more at each position: where others fit as well, they
         # come first.
-        found, added = min(tried, key=lambda t: (t[0].variance > 1.05 * least, "repetition" in t[1], t[0].variance))
+        unsure = gaps.logz is None
+        found, added = min(
+            tried, key=lambda t: (t[0].variance > 1.05 * least, unsure and "repetition" in t[1], t[0].variance)
+        )
         if not found.variance < enough * best.variance:
             break
         best, scopes = found, added
@@ -338,9 +341,9 @@ def _truncated(table):
 def _solved(table, kept, rows):
     """The kind of cut that positions agree on: each gives bounds of its value, as wide as rounding moves them."""
     truth, engine, kept = table.truth[rows], table.engine[rows], kept[rows]
-    count = kept.sum(axis=-1)
-    if len(count) > 1 and np.mean(count == np.median(count)) >= CUT:
-        return "top_k", int(np.median(count))
+    number, share = _number(engine, kept)
+    if len(kept) > 1 and share >= CUT:
+        return "top_k", number
     slope = _slope(truth, engine, kept)
     spans = _bounds(slope * truth, kept)
     moved = [_bounds(slope * values[rows], kept) for values in table.jitters]
@@ -352,6 +355,15 @@ def _solved(table, kept, rows):
     kind = max(held, key=lambda kind: held[kind][1])
     value, share = held[kind]
     return (kind, value) if share >= CUT else ("unknown", None)
+
+
+def _number(engine, kept):
+    """(k of a top-k that leaves what is kept at most positions, the share of them): ids as likely as the last stay."""
+    least = np.where(kept, engine, np.inf).min(axis=-1, keepdims=True)
+    above, most = (kept & (engine > least)).sum(axis=-1), kept.sum(axis=-1)
+    numbers = np.unique(most)
+    shares = [np.mean((above < number) & (number <= most)) for number in numbers]
+    return int(numbers[np.argmax(shares)]), max(shares)
 
 
 def _bounds(values, kept):
