@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qwenref.compare import distributions
+from qwenref.compare.likelihoods import kendall, ranks
 from qwenref.compare.profiles import profiles
 from qwenref.compare.statistics import CLASSES, critical, divergence, limits, measure, prefill_against_decode
 from qwenref.compare.table import Table
@@ -117,6 +118,18 @@ def test_an_engine_three_times_as_far_is_outside():
     assert "R" in found.gates("red") and found.ratio == pytest.approx(3, rel=0.15)
     low, high = found.stats["R"]["ci"]
     assert low < found.ratio < high
+
+
+def test_orders_are_compared_by_pairs_and_the_emitted_token_by_its_rank():
+    # Of six pairs five run alike, one the other way; with a tie four alike, one not, of 6 and of 5 untied pairs.
+    four = np.ones(4, bool)
+    assert kendall(np.array([4.0, 3, 2, 1]), np.array([4.0, 3, 1, 2]), four) == pytest.approx(4 / 6)
+    assert kendall(np.array([4.0, 3, 2, 1]), np.array([3.0, 3, 1, 2]), four) == pytest.approx(3 / np.sqrt(30))
+    assert kendall(np.ones(4), np.array([4.0, 3, 1, 2]), four) is None
+    table = drawn()
+    found = ranks(table.with_engine(table.truth)._replace(emitted=table.second))
+    assert found["kendall"] == pytest.approx(1) and found["emitted"] == {"mean": 2.0, "max": 2}
+    assert ranks(table)["kendall"] < 1 and "emitted" not in ranks(table._replace(emitted=np.full(300, -1)))
 
 
 def test_one_wrong_position_is_a_hot_spot():

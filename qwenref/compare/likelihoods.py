@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from qwenref.compare.differences import given
+from qwenref.compare.differences import given, likeliest
 
 
 def ranks(table):
-    """Overlap of the likeliest ids, and how often the first is the same."""
+    """Overlap and order of the likeliest ids, how often the first is the same, and ranks of the tokens chosen."""
     there = given(table)
     orders = [
         np.argsort(-np.where(there, values, -np.inf), axis=-1, kind="stable") for values in (table.truth, table.engine)
@@ -16,7 +16,25 @@ def ranks(table):
         if table.truth.shape[1] >= k:
             both = (orders[0][:, :k, None] == orders[1][:, None, :k]).any(axis=-1).sum(axis=-1)
             facts[f"jaccard{k}"] = float(np.mean(both / (2 * k - both)))
+    listed = likeliest(table, there)
+    orders = [kendall(*each) for each in zip(table.truth, table.engine, listed, strict=True)]
+    orders = [each for each in orders if each is not None]
+    facts["kendall"] = float(np.mean(orders)) if orders else None
+    rows = np.flatnonzero(table.emitted >= 0)
+    if rows.size:
+        truth = np.where(np.isfinite(table.truth[rows]), table.truth[rows], -np.inf)
+        own = truth[np.arange(len(rows)), table.emitted[rows]]
+        above = 1 + (truth > own[:, None]).sum(axis=-1)
+        facts["emitted"] = {"mean": float(above.mean()), "max": int(above.max())}
     return facts
+
+
+def kendall(a, b, which):
+    """Kendall's tau-b of two orders of the ids `which`; None where all are tied in one."""
+    pairs = np.triu_indices(int(which.sum()), 1)
+    first, second = (np.sign(values[which][pairs[0]] - values[which][pairs[1]]) for values in (a, b))
+    size = np.sqrt(np.count_nonzero(first) * np.count_nonzero(second))
+    return float((first * second).sum() / size) if size else None
 
 
 def likelihoods(table):
