@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qwenref.compare.differences import likeliest_columns
+from qwenref.compare.differences import at_columns, likeliest_columns
 from qwenref.compare.faults import MODEL_KINDS, find, hypotheses
 from qwenref.compare.replay import explain
 from qwenref.compare.scoring import PLAIN
@@ -116,9 +116,6 @@ def narrowed(table):
     columns = likeliest_columns(table)
     if columns is None:
         return table
-    cut = {name: np.take_along_axis(getattr(table, name), columns, axis=-1) for name in ("support", "truth", "engine")}
-    wide = np.broadcast_to(columns, (len(table.jitters), *columns.shape))
-    none = np.zeros(table.positions, np.int64)
-    return table._replace(
-        **cut, jitters=np.take_along_axis(table.jitters, wide, axis=-1), best=none, second=none, emitted=none - 1
-    )
+    names, none = ("support", "truth", "engine", "jitters"), np.zeros(table.positions, np.int64)
+    cut = {name: at_columns(getattr(table, name), columns) for name in names}
+    return table._replace(**cut, best=none, second=none, emitted=none - 1)

@@ -12,6 +12,16 @@ KINDS = ("prompt", "sampling", *MODEL_KINDS, "stop", "logprobs")
 LIBRARY = {}  # {name: Fault} in the order of the tables
 
 
+def through(dtype):
+    """A function: numbers rounded to another type, in the type they have."""
+
+    def rounded(values):
+        values = np.asarray(values)
+        return values.astype(dtype).astype(values.dtype)
+
+    return rounded
+
+
 @dataclass(frozen=True)
 class Fault:
     """A mistake by name.  What it can do depends on its kind; the other methods raise InputError.

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from qwenref.compare.faults_base import add
+from qwenref.compare.faults_base import add, through
 from qwenref.sampling import Sampler
 from qwenref.tokenizer import stop_ids
 
@@ -62,12 +62,8 @@ add("eos-other", "stop", "the end of a turn is none, the end of a text alone is"
 add("eos-ignored", "stop", "no id ends a text", lambda model: (), number=10, applies=stop_ids, family="stop")
 
 
-def _in_bf16(values):
-    return np.asarray(values, np.float64).astype(ml_dtypes.bfloat16).astype(np.float64)
-
-
 # fmt: off
-add("logprobs-bf16", "logprobs", "log-probabilities rounded to bf16", _in_bf16, number=38, hypothesis=False)
+add("logprobs-bf16", "logprobs", "log-probabilities rounded to bf16", through(ml_dtypes.bfloat16), number=38, hypothesis=False)
 add("logprobs-top5", "logprobs", "the five likeliest alone", lambda values: values[:5], number=38, hypothesis=False)
 add("logprobs-probabilities", "logprobs", "probabilities where logarithms are asked for", np.exp, number=38,
     hypothesis=False)

@@ -8,7 +8,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from qwenref.compare.faults_base import add
+from qwenref.compare.faults_base import add, through
 from qwenref.compare.faults_model import Ops
 
 # ---- what a model has ----------------------------------------------------------------------------------------------
@@ -121,13 +121,12 @@ def _norm_rounded(here, was, x, w, *eps):
     return was(x, _in_bf16(np.asarray(w).astype(np.float32) + np.float32(1)) - np.float32(1), *eps)
 
 
-def _in_bf16(values):
-    return np.asarray(values).astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+_in_bf16 = through(ml_dtypes.bfloat16)
 
 
 def _decay_rounded(here, was, a, A_log, dt_bias):
     """exp(A_log) rounded to bf16, as A_log is before."""
-    return was(a, np.log(_in_bf16(np.exp(_in_bf16(A_log)))), dt_bias)
+    return was(a, np.log(_in_bf16(np.exp(_in_bf16(np.asarray(A_log).astype(np.float32))))), dt_bias)
 
 
 def _norm_eps(here, was, *args):
@@ -143,7 +142,7 @@ add("norm-1+w-bf16", "weights", "RMSNorm multiplies by 1 + w rounded to bf16", O
     family="norm")
 add("loaded-in-bf16", "weights", "all weights rounded to bf16: 1 + w of norms, gated norms and decays as well",
     Ops(("RMSNorm", "RMSNormGated", "GatedDeltaNet"), rms_norm=_norm_rounded, delta_decay=_decay_rounded,
-        rms_norm_gated=lambda here, was, x, z, w, eps: was(x, z, _in_bf16(w), eps)),
+        rms_norm_gated=lambda here, was, x, z, w, eps: was(x, z, _in_bf16(np.asarray(w).astype(np.float32)), eps)),
     family="norm", applies=has_delta)
 add("rms-eps-1e-5", "config", "rms_norm_eps 1e-5",
     Ops(("RMSNorm", "RMSNormGated"), rms_norm=_norm_eps, rms_norm_gated=_norm_eps),

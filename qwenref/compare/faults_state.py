@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from qwenref.cache import Cache, DeltaNetLayerCache
-from qwenref.compare.faults_base import add
+from qwenref.compare.faults_base import add, through
 from qwenref.compare.faults_model import Calls, Ops
 from qwenref.compare.faults_ops import attending, each, has_attention, has_delta
 
@@ -55,21 +55,9 @@ def _kept_in(rounder):
     return rule
 
 
-def _fp8(x):
-    return x.astype(ml_dtypes.float8_e4m3fn).astype(x.dtype)
-
-
-def _fp16(x):
-    return x.astype(np.float16).astype(x.dtype)
-
-
-def _bf16(x):
-    return x.astype(ml_dtypes.bfloat16).astype(x.dtype)
-
-
-def _cached_in(rounded):
+def _cached_in(dtype):
     def change(here, heads, k, v, begin, end, scale):
-        return *each(rounded, k, v), begin, end, scale
+        return *each(through(dtype), k, v), begin, end, scale
 
     return attending(change)
 
@@ -86,11 +74,11 @@ _state("state-bf16", what="the state of DeltaNet is kept in bf16", says={"state_
        mechanism=Ops("GatedDeltaNet", gated_delta_rule=_kept_in("round_bf16")), number=23, family="state-kept")
 _state("state-fp16", what="the state of DeltaNet is kept in fp16", says={"state_dtype": "float16"},
        mechanism=Ops("GatedDeltaNet", gated_delta_rule=_kept_in("round_f16")), family="state-kept")
-add("kv-fp8", "state", "keys and values of a cache are kept in fp8 (e4m3)", _cached_in(_fp8), number=31,
+add("kv-fp8", "state", "keys and values of a cache are kept in fp8 (e4m3)", _cached_in(ml_dtypes.float8_e4m3fn), number=31,
     on="decode", applies=has_attention, family="kv-kept")
-add("kv-fp16", "state", "keys and values are kept in fp16, those of a prompt as well", _cached_in(_fp16),
+add("kv-fp16", "state", "keys and values are kept in fp16, those of a prompt as well", _cached_in(np.float16),
     says={"kv_dtype": "float16"}, applies=has_attention, family="kv-kept")
-add("kv-bf16", "state", "keys and values are kept in bf16, those of a prompt as well", _cached_in(_bf16),
+add("kv-bf16", "state", "keys and values are kept in bf16, those of a prompt as well", _cached_in(ml_dtypes.bfloat16),
     says={"kv_dtype": "bfloat16"}, applies=has_attention, family="kv-kept")
 # fmt: on
 
