@@ -18,31 +18,68 @@ _VARIABLE = "QWENREF_STREAM_WEIGHTS"
 
 def memory_limit():
     """Bytes this process may use: the machine's memory, or less where a control group sets a limit."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    found = [_number(folder / names[0]) for folder, names in _groups()]
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *(n for n in found if n is not None)])
+
+
+def memory_left():
+    """Bytes this process may still take: what the machine has left, or less where a control group has less.
+
+    Files that are only kept for the next reader count as free.
+    """
+    left = [_left(folder, *names) for folder, names in _groups()]
+    available = _counts("/proc/meminfo").get("MemAvailable")
+    return min([memory_limit() if available is None else 1024 * available, *(n for n in left if n is not None)])
+
+
+# Files of a control group: its limit, what is in use, and the part of that which is files, by version of the interface.
+_V2 = "memory.max", "memory.current", ("inactive_file", "active_file")
+_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+
+
+def _groups():
+    """(folder, names of its files) of the memory's control groups around this process."""
     try:
         groups = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     except (OSError, ValueError):
-        return limits[0]
+        return []
+    found = []
     for names, path in groups.items():
         if names == "":
-            found = _limits("/sys/fs/cgroup", path, "memory.max")
+            found += [(folder, _V2) for folder in _around("/sys/fs/cgroup", path)]
         elif "memory" in names.split(","):
-            found = _limits("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes")
-        else:
-            continue
-        limits += found
-    return min(limits)
-
-
-def _limits(root, path, name):
-    """The limits of a control group and of those around it; inside a container the root may be the group itself."""
-    found = []
-    for part in (path, *map(str, Path(path).parents)):
-        try:
-            found.append(int(Path(root + part, name).read_text()))
-        except (OSError, ValueError):  # none here, or "max"
-            continue
+            found += [(folder, _V1) for folder in _around("/sys/fs/cgroup/memory", path)]
     return found
+
+
+def _around(root, path):
+    """Folders of a control group and of those around it; inside a container the root may be the group itself."""
+    return [Path(root + part) for part in (path, *map(str, Path(path).parents))]
+
+
+def _number(path):
+    """The number in a file, or None: there is none, or "max"."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _counts(path):
+    """{name: number} of a file with a name and a number in each line; nothing where there is no such file."""
+    try:
+        lines = [line.replace(":", " ").split() for line in Path(path).read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def _left(folder, limit, used, files):
+    most, now = _number(folder / limit), _number(folder / used)
+    if most is None or now is None:
+        return None
+    counts = _counts(folder / "memory.stat")
+    return max(0, most - max(0, now - sum(counts.get(name, 0) for name in files)))
 
 
 class WeightPages:

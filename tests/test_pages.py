@@ -118,9 +118,28 @@ def test_a_copy_and_a_pickle_are_without_advice_and_work():
 
 
 def test_the_limit_is_that_of_the_tightest_group_around_this_process(tmp_path, monkeypatch):
-    (tmp_path / "a" / "b").mkdir(parents=True)
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
     (tmp_path / "a" / "memory.max").write_text("5000\n")
-    (tmp_path / "a" / "b" / "memory.max").write_text("max\n")
-    assert pages._limits(str(tmp_path), "/a/b", "memory.max") == [5000]
-    assert pages._limits(str(tmp_path), "/nowhere", "memory.max") == []
+    (inner / "memory.max").write_text("max\n")
+    around = pages._around(str(tmp_path), "/a/b")
+    assert around[:3] == [inner, tmp_path / "a", tmp_path]
+    monkeypatch.setattr(pages, "_groups", lambda: [(folder, pages._V2) for folder in around[:3]])
+    assert pages.memory_limit() == 5000
+    monkeypatch.undo()
     assert 0 < pages.memory_limit() <= 2**60
+
+
+@pytest.mark.parametrize(("names", "prefix"), [(pages._V2, ""), (pages._V1, "total_")])
+def test_what_is_left_is_the_limit_less_what_is_in_use_and_no_cached_file(tmp_path, monkeypatch, names, prefix):
+    limit, used, _ = names
+    monkeypatch.setattr(pages, "_groups", lambda: [(tmp_path, names)])
+    (tmp_path / limit).write_text("9000\n")
+    (tmp_path / used).write_text("5000\n")
+    assert pages.memory_left() == 4000
+    (tmp_path / "memory.stat").write_text(f"anon 1\n{prefix}inactive_file 300\n{prefix}active_file 200\n")
+    assert pages.memory_left() == 4500
+    (tmp_path / used).write_text("12000\n")
+    assert pages.memory_left() == 0
+    (tmp_path / limit).write_text("max\n")
+    assert 0 < pages.memory_left() <= pages.memory_limit()

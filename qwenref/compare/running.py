@@ -212,7 +212,7 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
     draws           tokens to be drawn, 4,096, in modes "sample" and "rl"
     until_decided   stop asking as soon as the odds decide, in mode "greedy"
     without         names of known faults that are not tried
-    truth           "fp64", or "fp32", which needs half the memory: what errors are counted from
+    truth           "fp64", or "fp32", which needs about half the memory: what errors are counted from
     executor        what scores are computed on: a `concurrent.futures.Executor`; or workers, a number of processes; or
                     dask, the address of a cluster.  The bits are the same
 

@@ -96,7 +96,7 @@ def perform(model, task):
 def _scored(model, task, whole=False):
     support, values, best, logz = [], [], [], []
     first = 0
-    for logits in _logits(model, task, whole):
+    for logits in _few(_logits(model, task, whole)):
         here = slice(first, first + len(logits))
         first += len(logits)
         rows = log_softmax(np.asarray(logits, np.float64))
@@ -112,6 +112,12 @@ def _scored(model, task, whole=False):
         values.append(np.where(asked < 0, np.nan, found))
     joined = [np.concatenate(each) for each in (support, values, best, logz)]
     return Scored(*joined[:2], joined[2].astype(np.int64), joined[3])
+
+
+def _few(parts):
+    """The same rows, a few at a time: what is made of logits is float64, several times over."""
+    for logits in parts:
+        yield from (logits[at : at + BLOCK] for at in range(0, len(logits), BLOCK))
 
 
 def _logits(model, task, whole):

@@ -1,5 +1,6 @@
 """Two answers that were pasted, and the ids they answer: which one is no answer of the reference, in tier D."""
 
+from qwenref.compare.memory import check_memory
 from qwenref.compare.running import Comparison, run_all
 from qwenref.compare.suites import Item, Suite
 from qwenref.engines.base import Capabilities, Closing, Completion
@@ -27,7 +28,7 @@ def pasted(model, ids, a, b, precision=None, jitter=None, progress=None):
     """The `Report` of two texts [str] that follow the prompt `ids` [int]: tier D, with the reference as arbiter.
 
     Text has no ids of its own: as far as it says what the reference says it is given the reference's, behind that the
-    tokenizer's.  Raises InputError for texts that are empty or equal.
+    tokenizer's.  Raises InputError for texts that are empty or equal, MemoryBudget for what no memory holds.
     """
     for name, text in zip(NAMES, (a, b), strict=True):
         if not text:
@@ -37,6 +38,7 @@ def pasted(model, ids, a, b, precision=None, jitter=None, progress=None):
     ids = list(map(int, ids))
     longest = max(len(model.tokenizer.encode(text)) for text in (a, b))
     asked = Suite("pasted", (Item("pasted", ids, longest, "pasted", None),))
+    check_memory(model, asked)
     wanted = {"precision": precision, "jitter": jitter}
     return run_all(
         [
