@@ -35,7 +35,6 @@ def compare(options):
 def _compared(options):
     """The Report of one engine, or of two with the reference between them."""
     from qwenref.compare import compare
-    from qwenref.compare.memory import check_memory
     from qwenref.compare.opening import reference
 
     for spec in options.engine:
@@ -45,11 +44,7 @@ def _compared(options):
     if activations is not None:
         _fits(model, *activations)
     asked = _suite(options.suite or "quick", model)
-    check_memory(model, asked, options.truth or "fp64", options.workers)  # before an engine is opened
-    given = _given(options, *_OF_BOTH, *_OF_ENGINES)
-    with contextlib.ExitStack() as stack:
-        engines = [stack.enter_context(_engine(spec)) for spec in options.engine]
-        report = compare(model, engines if len(engines) > 1 else engines[0], asked, **given)
+    report = compare(model, options.engine, asked, **_given(options, *_OF_BOTH, *_OF_ENGINES))
     return report if activations is None or _interrupted(report) else _localised(report, model, *activations)
 
 
@@ -140,14 +135,11 @@ def _fits(model, values, ids, order):
 
 def _localised(report, model, values, ids, order):
     from qwenref.compare.localise import localise, localised
-    from qwenref.compare.report import Report
 
     try:
         return localised(report, localise(model, ids, values, order=order))
     except KeyboardInterrupt:
-        said = {"code": _STOPPED, "severity": "warning", "message": "interrupted: activations were not looked at"}
-        document = report.to_dict()
-        return Report({**document, "findings": [*document["findings"], said]}, report.arrays)
+        return report.noted(_STOPPED, "warning", "interrupted: activations were not looked at")
 
 
 def _interrupted(report):

@@ -186,6 +186,21 @@ def test_an_interruption_while_activations_are_looked_at_keeps_the_report(capsys
     assert document["findings"][-1]["message"] == "interrupted: activations were not looked at"
 
 
+@pytest.mark.parametrize("engines", [["faulty.jsonl"], ["clean.jsonl", "faulty.jsonl"]])
+def test_an_engine_that_cannot_be_closed_costs_no_report(capsys, monkeypatch, engines):
+    def stuck(recorded):
+        raise OSError("its memory is held\nby another")
+
+    monkeypatch.setattr("qwenref.engines.recorded.Recorded.close", stuck)
+    named = [word for engine in engines for word in ("--engine", engine)]
+    code, out, err = run(capsys, *named, "--explain", "never", "--json")
+    document = json.loads(out)
+    assert (code, err, document["status"]) == (1, "", "DIVERGED")
+    said = [found for found in document["findings"] if found["code"] == "engine-close"]
+    assert len(said) == len(engines) and said[0]["severity"] == "warning"
+    assert all(found["message"].endswith("could not be closed: its memory is held") for found in said)
+
+
 def test_an_interruption_before_there_is_anything_is_silent(capsys, monkeypatch):
     def interrupted(name):
         raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import pytest
 
 import qwenref
 import qwenref.compare
+import qwenref.engines
 from qwenref import cli, cli_compare
 from qwenref.compare.errors import EngineUnreachable, TooFewPositions
 from qwenref.compare.report import Report
@@ -23,6 +24,8 @@ def verb(monkeypatch, tmp_path):
     """The verb with a comparison that answers a known report, in an empty folder."""
 
     def answer(model, engines, suite, **given):
+        for spec in engines:
+            qwenref.engines.open(spec).close()
         ASKED.append((model, engines, suite, given))
         return compare_documents.report()
 
@@ -50,7 +53,7 @@ def test_the_report_is_printed_and_its_exit_code_is_that_of_the_command(capsys):
     assert (code, err) == (1, "") and out.startswith("engine vllm+http://host:8000 is outside the reference's envelope")
     assert out.splitlines()[-1] == f"again: qwenref compare tiny --engine '{ENGINE}'"
     model, engine, suite, given = ASKED[0]
-    assert suite.name == "quick" and engine.name == "reference hf" and given == {}
+    assert suite.name == "quick" and engine == [ENGINE] and given == {}
 
 
 def test_options_reach_the_comparison(capsys, monkeypatch):
@@ -68,7 +71,7 @@ def test_options_reach_the_comparison(capsys, monkeypatch):
 
 def test_two_engines_are_given_together(capsys):
     run(capsys, "tiny", "--engine", ENGINE, "--engine", "reference:tiny")
-    assert [engine.name for engine in ASKED[0][1]] == ["reference hf", "reference fp32"]
+    assert ASKED[0][1] == [ENGINE, "reference:tiny"]
 
 
 def test_every_form_is_written_and_stdout_stays_clean(capsys, tmp_path):

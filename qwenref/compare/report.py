@@ -94,6 +94,12 @@ class Report:
         error.report, error.exit_code = self, Disagreement.exit_code if self.agrees else self.exit_code
         raise error
 
+    def noted(self, code, severity, message, evidence=None):
+        """A Report with one finding more."""
+        said = {"code": code, "severity": severity, "message": message, "evidence": evidence}
+        document = self.to_dict()
+        return Report({**document, "findings": [*document["findings"], said]}, self.arrays)
+
     # Forms.
 
     def to_dict(self):

@@ -230,11 +230,17 @@ def compare(ref, engine, suite="quick", *, mode="greedy", precision=None, jitter
     model, weights = _model(ref), None if engine_weights is None else _model(engine_weights)
     asked = suite if isinstance(suite, Suite) else _suite(suite, model)
     check_memory(weights or model, asked, truth, workers)
+    unclosed = []
     with contextlib.ExitStack() as stack:
-        engines = [_opened(each, stack) for each in several]
+        engines = [stack.enter_context(_opened(each, unclosed)) for each in several]
         run_on = _executor(model, executor, workers, dask, stack)
         made = [Comparison(model, each, asked, wanted, weights, run_on, progress) for each in engines]
-        return run_all(made)
+        report = run_all(made)
+    for name, error in unclosed:
+        said = str(error) or type(error).__name__
+        words = f"{name} could not be closed: {said.partition(chr(10))[0]}"
+        report = report.noted("engine-close", "warning", words, {"said": said})
+    return report
 
 
 def run_all(made):
@@ -262,13 +268,20 @@ def _suite(name, model):
     return suite(name, model)
 
 
-def _opened(engine, stack):
-    """An engine, or what a spec names, closed behind the comparison."""
+@contextlib.contextmanager
+def _opened(engine, unclosed):
+    """An engine, or what a spec names, closed behind the comparison: (name, error) of what cannot be is `unclosed`."""
     if not isinstance(engine, str):
-        return engine
+        yield engine
+        return
     opened = qwenref.engines.open(engine)
-    stack.callback(opened.close)
-    return opened
+    try:
+        yield opened
+    finally:
+        try:
+            opened.close()
+        except Exception as error:  # whatever it is, there is a report, or an error that says more
+            unclosed.append((opened.name, error))
 
 
 def _executor(model, executor, workers, dask, stack):
