@@ -82,6 +82,8 @@ def _refuse_contradictions(options):
         wrong = "nothing to compare with: --engine SPEC, or --text A B"
     elif len(options.engine) > 2:
         wrong = f"{len(options.engine)} engines: at most two"
+    elif len(options.engine) > 1 and options.activations:
+        wrong = "--activations are those of one engine: name it alone"
     elif options.prompt_ids and not options.text and not options.activations:
         wrong = "--prompt-ids goes with --text or --activations"
     elif options.activations_order and not options.activations:

@@ -144,6 +144,7 @@ REFUSED = [
     (("tiny", "--engine", ENGINE, "--draws", "9"), "InputError: compare: draws in mode greedy"),
     (("tiny", "--engine", ENGINE, "--mode", "rl", "--draws", "0"), "--draws: '0' is not a number of at least 1"),
     (("tiny", "--engine", ENGINE, "--mode", "rl", "--until-decided"), "until-decided in mode rl: drawn tokens are no"),
+    (("tiny", "--engine", ENGINE, "--engine", ENGINE, "--activations", "a.npz"), "are those of one engine: name it"),
     (("tiny", "--engine", ENGINE, "--activations-order", "hf"), "--activations-order goes with --activations"),
     (("tiny", *PASTED, "--suite", "deep", "--mode", "rl"), "--text takes no --suite, --mode, only --jitter and --prec"),
     (("tiny", *PASTED, "--activations", "a.npz"), "--text takes no --activations, only"),
