@@ -16,6 +16,7 @@ from standins.opening import standing
 import qwenref
 from qwenref import cli
 from qwenref.compare import FaultyReference, Suite, suite
+from qwenref.compare.document import schema
 from qwenref.compare.localise import ASKED
 from qwenref.compare.report import Report
 from qwenref.engines.record import record
@@ -154,6 +155,7 @@ def test_an_interrupted_comparison_tells_what_it_has_and_goes_on_from_there(tmp_
     assert (process.returncode, err) == (130, "") and out.startswith("undecided: not enough to tell")
     report = Report.load(tmp_path / "r.json")
     assert report.status == "INCONCLUSIVE" and "interrupted" in {found["code"] for found in report.findings}
+    assert report.exit_code == 2 and "the command ends with 130" in schema()["properties"]["exit_code"]["description"]
     process = started(tmp_path, "--engine", "faulty.jsonl", "--json")
     out, err = process.communicate(timeout=100)
     document, after = json.loads(out), entries(tmp_path)
