@@ -4,7 +4,8 @@ import json
 import time
 
 import pytest
-from standins.opening import answering
+from standins.engine import Probabilities
+from standins.opening import STANDIN, answering, behind
 from standins.serving import send, serving
 
 import qwenref
@@ -151,3 +152,13 @@ def test_other_ids_than_were_chosen_are_outside(tiny, two):
 
     report = against(tiny, two, other)
     assert "engine-contract" in codes(report) or report.exit_code in (1, 3), (report.status, codes(report))
+
+
+@pytest.mark.parametrize("kind", STANDIN)
+def test_probabilities_in_place_of_their_logarithms_are_an_invalid_answer_of_every_server(tiny, two, kind):
+    one = Suite("quick", two.prompts[:1])
+    with behind(kind, Probabilities(FaultyReference(tiny)), tiny.tokenizer) as engine:
+        engine.together = None
+        report = compare(tiny, engine, one, **FAST)
+    assert (report.status, report.exit_code) == ("INVALID", 3) and "bad-logprobs" in codes(report)
+    assert "probabilities in place of log-probabilities" in report.summary

@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from qwenref.checks import is_whole
-from qwenref.compare.errors import BadLogprobs, EngineContractViolation, EngineRejected
+from qwenref.compare.errors import BadLogprobs, BadTokenIds, EngineContractViolation, EngineRejected
 from qwenref.engines import checked
 from qwenref.engines.base import ALL, Capabilities, Closing, Row
 from qwenref.engines.http import SMALL, Client
@@ -18,6 +18,8 @@ SAME = 1e-3  # two ways in which an engine writes one log-probability differ by 
 ROUNDING = 1e-6  # what the order of a list may be off by
 SAME_NAMES = {name: name for name in SAMPLING}  # of an engine that spells sampling as a request here does
 UNBOUNDED = 1 << 16  # log-probabilities a position, where the server has no bound and does not tell its vocabulary
+
+WRONG = (BadLogprobs, BadTokenIds, EngineContractViolation)  # of what answers a probe: real prompts will show it
 
 
 class Served(Closing):
@@ -154,8 +156,8 @@ class Served(Closing):
         """
         try:
             one, two = (self.try_out(2, {"temperature": t, "seed": 0}).rows for t in (1.0, 2.0))
-        except EngineContractViolation:
-            return None  # what it does with real prompts is found there
+        except WRONG:
+            return None
         except (EngineRejected, CapabilityMissing) as error:
             if getattr(error, "status", 400) not in (400, 422):
                 raise

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from qwenref.compare.errors import EngineRejected
 from qwenref.engines.base import Capabilities, Completion
-from qwenref.engines.served import Served
+from qwenref.engines.served import WRONG, Served
 from qwenref.engines.spelled import Spelling, as_text
 from qwenref.errors import CapabilityMissing, InputError, compose
 
@@ -39,6 +39,8 @@ class TextServed(Served):
         if self.tokenizer is not None:
             try:
                 most = self.MOST if any(self.try_out(self.MOST).rows) else 0
+            except WRONG:
+                most = self.MOST
             except EngineRejected as error:
                 if error.status not in (400, 422):
                     raise
