@@ -47,6 +47,7 @@ DIVERGED = {
     "envelope": {
         "J": 8,
         "axes": ["split-K", "rope-table"],
+        "truth": "fp32",
         "sigma_bar": 0.0471,
         "rms_median": 0.0317,
         "kl_median": 0.00037,
