@@ -63,7 +63,8 @@ add("eos-ignored", "stop", "no id ends a text", lambda model: (), number=10, app
 
 
 # fmt: off
-add("logprobs-bf16", "logprobs", "log-probabilities rounded to bf16", through(ml_dtypes.bfloat16), number=38, hypothesis=False)
+add("logprobs-bf16", "logprobs", "log-probabilities rounded to bf16", through(ml_dtypes.bfloat16), number=38,
+    hypothesis=False)
 add("logprobs-top5", "logprobs", "the five likeliest alone", lambda values: values[:5], number=38, hypothesis=False)
 add("logprobs-probabilities", "logprobs", "probabilities where logarithms are asked for", np.exp, number=38,
     hypothesis=False)

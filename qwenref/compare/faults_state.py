@@ -74,8 +74,8 @@ _state("state-bf16", what="the state of DeltaNet is kept in bf16", says={"state_
        mechanism=Ops("GatedDeltaNet", gated_delta_rule=_kept_in("round_bf16")), number=23, family="state-kept")
 _state("state-fp16", what="the state of DeltaNet is kept in fp16", says={"state_dtype": "float16"},
        mechanism=Ops("GatedDeltaNet", gated_delta_rule=_kept_in("round_f16")), family="state-kept")
-add("kv-fp8", "state", "keys and values of a cache are kept in fp8 (e4m3)", _cached_in(ml_dtypes.float8_e4m3fn), number=31,
-    on="decode", applies=has_attention, family="kv-kept")
+add("kv-fp8", "state", "keys and values of a cache are kept in fp8 (e4m3)", _cached_in(ml_dtypes.float8_e4m3fn),
+    number=31, on="decode", applies=has_attention, family="kv-kept")
 add("kv-fp16", "state", "keys and values are kept in fp16, those of a prompt as well", _cached_in(np.float16),
     says={"kv_dtype": "float16"}, applies=has_attention, family="kv-kept")
 add("kv-bf16", "state", "keys and values are kept in bf16, those of a prompt as well", _cached_in(ml_dtypes.bfloat16),
