@@ -5,8 +5,11 @@ import threading
 
 import numpy as np
 import pytest
+import scores
 
 import qwenref
+from qwenref.compare import scoring
+from qwenref.compare.faults_model import opened
 from qwenref.compare.faulty import FaultyReference
 from qwenref.compare.gather import gather
 from qwenref.compare.numbers import Numbers
@@ -51,6 +54,15 @@ def test_windows_and_single_tokens_change_no_bit(model, monkeypatch):
         again = perform(model, task)
         assert np.array_equal(again.support, once.support)
         assert again.logprobs.tobytes() == once.logprobs.tobytes()
+
+
+def test_a_fault_is_planted_once_for_tasks_that_follow_one_another(model, monkeypatch):
+    names = ("gate-off", "state-bf16", "int8-g128", "state-stale-half")
+    hows = [("fault", profile, (name,)) for name in names for profile in ("fp32", "fp64")]
+    tasks = [Task(ids, 3, how, decode=True) for how in hows for ids in (tuple(range(9)), tuple(range(5, 20)))]
+    apart, planted = [perform(model, task) for task in tasks], []
+    monkeypatch.setattr(scoring, "opened", lambda model, faults: planted.append(faults) or opened(model, faults))
+    assert scores.same(score(model, tasks), apart) and len(planted) == len(hows)
 
 
 def test_a_fault_is_scored_and_the_model_stays_what_it_was(model):

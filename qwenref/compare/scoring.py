@@ -78,19 +78,33 @@ def score(model, tasks, executor=None, progress=None, store=None):
 
 
 def _run(model, tasks):
+    faulty = _Faulty(model)
     for at, task in enumerate(tasks):
-        yield at, perform(model, task)
+        yield at, perform(model, task, faulty)
 
 
-def perform(model, task):
-    """One task, here and now."""
+def perform(model, task, faulty=None):
+    """One task, here and now; `faulty` has the model with faults in it, where several tasks follow one another."""
     kind, *rest = task.how
     if kind == "fault":
         with numerics(rest[0]):
-            faults = tuple(map(find, rest[1]))
-            return _scored(opened(model, faults), task, whole=True)
+            return _scored((faulty or _Faulty(model))(*rest), task, whole=True)
     with jitter(*rest) if kind == "jitter" else numerics(*rest):
         return _scored(model, task)
+
+
+class _Faulty:
+    """Twins of a model with faults in them, one at a time: tasks of a fault follow one another."""
+
+    def __init__(self, model):
+        self._model, self._last, self._twin = model, None, None
+
+    def __call__(self, *of):
+        if of != self._last:
+            self._last = self._twin = None  # its weights go before others come
+            self._twin = opened(self._model, tuple(map(find, of[1])))
+            self._last = of
+        return self._twin
 
 
 def _scored(model, task, whole=False):
