@@ -1,5 +1,6 @@
 """Two engines with the reference between them: which one is outside of its envelope, or where both were near a tie."""
 
+from qwenref.compare.drawn_apart import ALPHA, apart
 from qwenref.compare.report import AGREED, Report
 from qwenref.compare.statistics import CLASSES
 
@@ -22,6 +23,7 @@ def between(comparisons):
     return Report(
         {
             **fields, "status": status, "exit_code": code,
+            "findings": _drawn(*comparisons),
             "blind_spots": _together(report.blind_spots for report in reports),
             "engine": {"name": " and ".join(each.seen.name for each in comparisons)},
             "arbiter": {"outside": outside, "near_tie": near, "reports": [report.to_dict() for report in reports]},
@@ -75,6 +77,24 @@ def _near_tie(*comparisons):
             return {"prompt": comparisons[0].suite.prompts[prompt].id, "pos": int(apart)}
         return None
     return None
+
+
+def _drawn(*comparisons):
+    """The finding that says whether what two engines drew is of one distribution, where both drew enough to tell."""
+    if any(each.options.draws is None or each.ended is not None for each in comparisons):
+        return []
+    answers = [{}, {}]
+    for comparison, found in zip(comparisons, answers, strict=True):
+        for way in comparison.seen.trajectories:
+            if way.origin == "engine":
+                found.setdefault(way.prompt, []).append(way.ids[way.start :])
+    found = apart(*answers)
+    if found is None:
+        return []
+    differ = found["p"] <= ALPHA
+    told = "the two engines draw differently" if differ else "nothing shows that the two engines draw differently"
+    words = f"{told}: discrepancy {found['mmd']:.2g}, chance {found['p']:.2g}, of {found['answers']:,} answers"
+    return [{"code": "drawn-apart", "severity": "warning" if differ else "info", "message": words, "evidence": found}]
 
 
 def _answers(comparison):
