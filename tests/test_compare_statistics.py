@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qwenref.compare import distributions
+from qwenref.compare import differences, distributions
 from qwenref.compare.likelihoods import kendall, ranks
 from qwenref.compare.profiles import profiles
 from qwenref.compare.statistics import CLASSES, critical, divergence, limits, measure, prefill_against_decode
@@ -193,3 +193,28 @@ def test_decode_is_held_against_prefill_trajectory_by_trajectory():
     assert prefill_against_decode(table, table)[0] == 0
     moved = prefill_against_decode(table, table.with_engine(drawn(seed=0, engine=1.0).engine))
     assert moved[0] > 2 and moved[1]["verdict"] == "red"
+
+
+def wild(seed=0, engine=0.1):
+    """A Table whose variants and engine part by 10 nats at one position of fifty."""
+    table, random = drawn(seed, engine=engine), np.random.default_rng(seed + 1000)
+    here = np.arange(0, table.positions, 50)
+    apart = table.truth[here] + random.normal(0, 10, (len(table.jitters) + 1, len(here), table.truth.shape[1]))
+    jitters, theirs = table.jitters.copy(), table.engine.copy()
+    jitters[:, here], theirs[here] = normal(apart[1:]), normal(apart[0])
+    return table._replace(jitters=jitters, engine=theirs)
+
+
+def test_a_few_wild_positions_do_not_hide_an_error_at_all_others():
+    calm = [measure(wild(seed)) for seed in range(20)]
+    assert not any("R" in each.gates("red") for each in calm) and 0.8 < np.median([each.ratio for each in calm]) < 1.25
+    assert all("R" in measure(wild(seed, engine=0.4)).gates("red") for seed in range(20))
+
+
+def test_a_variant_alone_at_a_wild_position_widens_the_gate():
+    table = drawn()
+    jitters = table.jitters.copy()
+    jitters[3, 7] = normal(table.truth[7] + np.random.default_rng(1).normal(0, 20, table.truth.shape[1]))
+    assert measure(table._replace(engine=jitters[3])).ratio > 5
+    sizes = differences.Differences(table._replace(jitters=jitters)).sizes
+    assert max(sizes) > 5 * np.median(sizes)

@@ -66,7 +66,7 @@ class _Error:
             **{name: at_columns(getattr(table, name), self.columns) for name in ("truth", "engine", "jitters")}
         )
         found = Differences(narrow)
-        self.truth, self.there = narrow.truth, found.there
+        self.truth, self.there, self.weights = narrow.truth, found.there, found.weights
         self.engine = found.engine.ravel()
         self.jitters = found.jitters.reshape(len(found.jitters), -1)
         self.unit = float(np.median(np.linalg.norm(self.jitters, axis=-1))) if len(self.jitters) else 0.0
@@ -75,7 +75,8 @@ class _Error:
     def effect(self, values):
         """d of a fault, flat."""
         difference = at_columns(values, self.columns) - self.truth
-        return centred(np.where(np.isfinite(difference), difference, 0), self.truth, self.there).ravel()
+        effect = centred(np.where(np.isfinite(difference), difference, 0), self.truth, self.there)
+        return (self.weights * effect).ravel()
 
     def in_units(self, difference):
         size = float(np.linalg.norm(difference))
@@ -113,7 +114,7 @@ def _rank(row):
     return not row["detectable"], -_signed(row), row["rho"]
 
 
-def _points_there(row):
+def points_there(row):
     """Whether the error has the direction and the size of the fault's effect."""
     return bool(
         row["detectable"] and BETA[0] <= row["beta"] <= BETA[1] and row["z"] > SIGMAS and row["r2"] >= SHARE
@@ -122,7 +123,7 @@ def _points_there(row):
 
 def _one(rows, error):
     """(names, "one" or "alike", rho) of the first row that explains the error and of those that do as well."""
-    explaining = [row for row in rows if _points_there(row) and row["rho"] <= error.allowed]
+    explaining = [row for row in rows if points_there(row) and row["rho"] <= error.allowed]
     if not explaining:
         return (), None, rows[0]["rho"] if rows else None
     first = explaining[0]
