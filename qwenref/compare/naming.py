@@ -8,6 +8,7 @@ from qwenref.compare.faults import find
 from qwenref.compare.faults_weights import GGUF
 from qwenref.compare.numbers import Numbers
 from qwenref.compare.readback import quantised
+from qwenref.compare.replay import points_there
 from qwenref.compare.sampling import as_reported
 from qwenref.compare.stages import AMBER, RED
 from qwenref.compare.statistics import measure
@@ -108,13 +109,29 @@ class Naming:
         if first.kind == "semantics":
             self._judge.seen.find("semantics", "info", f"the engine {words}", {"id": first.name})
             return
+        names = found.accepted
+        if confined is not None and self._everywhere(first, confined):
+            names, confined = tuple(_unconfined(each) for each in names), None
+            self._judge.path.append("step 10: in the other path as well, where rounding hides it from the gates")
+            first = find(names[0])
+            self._judge.hypotheses = [{**row, "id": _unconfined(row["id"])} if row["accepted"] else row
+                                      for row in self._judge.hypotheses]  # fmt: skip
         cause = kind_of(first, confined)
         if cause == "quantization" and self._judge.own_weights:
             cause = "kernels" if isinstance(first.mechanism, GGUF) else "weights"
             words += "; the weights of the reference are already said to be the engine's own"
-        self._judge.reasons.append(Reason(cause, "named", found.accepted, words, True))
+        self._judge.reasons.append(Reason(cause, "named", names, words, True))
         if cause == "state_or_cache":
             self._cache()
+
+    def _everywhere(self, fault, confined):
+        """Whether a fault confined to a path is as likely in the other, which is inside: seen there, or too small."""
+        name, whole = "D" if confined == "prefill" else "P", _unconfined(fault.name)
+        table = self._judge.tables[name]
+        if whole == fault.name or self._judge.bad(name) or not np.isfinite(table.engine).any():
+            return False
+        (row,) = explaining.replay(self._judge.numbers, table, PATHS[name], [whole]).rows
+        return not row["detectable"] or points_there(row)
 
     def _unnamed(self):
         prefill, decode = self._judge.bad("P"), self._judge.bad("D")
@@ -166,3 +183,8 @@ class Naming:
         else:
             self._judge.seen.find("prefix-cache", "error", "decode is inside when no cache of prompts is used")
             self._judge.path.append("step 8: repaired with the cache of prompts off")
+
+
+def _unconfined(name):
+    """A fault's name without the path it is confined to."""
+    return name.removesuffix("/prefill").removesuffix("/decode")
