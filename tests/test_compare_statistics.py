@@ -141,6 +141,21 @@ def test_one_wrong_position_is_a_hot_spot():
     assert (found.stats["zmax"]["prompt"], found.stats["zmax"]["pos"]) == (17 % 4, 17 // 4)
 
 
+def test_a_gate_alone_has_to_be_as_far_out_as_five_gates_ask_for():
+    def moved(by):
+        engine = table.truth.copy()
+        engine[17, table.best[17]] -= by
+        found = measure(table.with_engine(normal(engine))._replace(emitted=np.full(300, -1)))
+        return found.stats["zmax"], next(row for row in found.stages if row["id"] == "Zmax")
+
+    table = drawn()
+    zmax, _ = moved(1.0)
+    one = zmax["crit"] / zmax["value"]  # the error that is at the gate
+    near, far = moved(1.001 * one)[1], moved(1.6 * one)[1]
+    assert (near["verdict"], far["verdict"]) == ("amber", "red") and moved(0.999 * one)[1]["verdict"] == "green"
+    assert near["detail"].startswith("prompt 1, position 4; a clean engine is as far out with probability 0.0")
+
+
 def periodic(period, factor, N=2048):
     """Stats of errors that are `factor` times as large at one position in `period`, and the stage's verdict."""
     random = np.random.default_rng(0)

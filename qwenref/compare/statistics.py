@@ -9,6 +9,7 @@ import numpy as np
 
 from qwenref.compare.differences import PSEUDO, Differences, centred, gap, given, likeliest, noise
 from qwenref.compare.distributions import largest, one_more, student_quantile
+from qwenref.compare.family import ALPHA, OF_BOTH, held, of_any, of_largest, of_one_more
 from qwenref.compare.likelihoods import likelihoods, ranks
 from qwenref.compare.profiles import profiles
 from qwenref.compare.stages import AMBER, GREEN, RED, SKIPPED, graded, stage
@@ -16,7 +17,6 @@ from qwenref.compare.table import both_paths
 
 # Gates and constants, from simulations of 30 clean engines and 21 kinds of faults on an 8-layer hybrid model; CHANCE is
 # of 96 variants of the embedded model, each as an engine.
-ALPHA = 0.01  # chance of an alarm in a whole run
 SURE = 4.0  # sigmas: a choice with a larger margin has to agree
 AMBIGUOUS = 2  # so many flips between SURE and the critical value are to be expected
 RATIO = (1.5, 2.0)  # of the root mean square error to a variant's: amber, red
@@ -111,17 +111,18 @@ def measure(table, spread=0.0, seed=0, path=""):
         differences = Differences(table)
         ratio = _ratio(table, differences, random, stats, stages, arrays)
         _divergences(table, random, stats, stages, arrays)
-    choices.told(stats, stages)
+    choices.told(stats, stages, len(table.jitters) + PSEUDO)
     if there.any():
         error = gap(np.where(given(table), table.engine, np.nan) - table.truth, table.best, table.second)
         scaled = error / choices.pair
         moved = gap(table.jitters - table.truth, table.best, table.second)
-        _hot_spot(table, scaled, max(crit, _largest(moved)), stats, stages)
+        _hot_spot(table, scaled, crit, _standing_out(moved), stats, stages)
         profiles(table, scaled, moved / choices.pair, random, stats, stages, arrays)
         stats["rank"] = ranks(table)
         stats["dp"], stats["ppl"] = likelihoods(table)
         arrays["qq"] = np.sort(scaled[np.isfinite(scaled)])
     arrays |= choices.arrays(table)
+    held(stages)
     for row in stages:
         row["id"] = path + row["id"]
     return Measures(stats, stages, choices.flips(table), arrays, ratio)
@@ -142,7 +143,7 @@ class _Choices:
         self.u = gap(table.truth, table.best, self.other) / self.sigma
         self.kinds = _classes(table, self.other, self.u, crit)
 
-    def told(self, stats, stages):
+    def told(self, stats, stages, freedom):
         sure = self.made & (self.margin > SURE * self.pair)
         n, agree = int(sure.sum()), int((sure & (self.same | (self.kinds == 1))).sum())
         bound = 3 / n if n and agree == n else None  # the rule of three
@@ -153,10 +154,13 @@ class _Choices:
         tied, benign, between, far = (int((self.kinds == kind).sum()) for kind in (1, 2, 3, 4))
         verdict = RED if far else AMBER if between > AMBIGUOUS else GREEN
         counts = f"{far} non-benign, {between} ambiguous, {benign} benign, {tied} ties"
-        stages.append(stage("flips", "choices that rounding does not explain", verdict, far, 0, counts))
+        chance = of_any(float(self.u[self.kinds == 4].max()), len(self.u), freedom) if far else 1.0
+        row = stage("flips", "choices that rounding does not explain", verdict, far, 0, counts)
+        stages.append(row | {"chance": chance})
         detail = f"{agree:,} of {n:,} with a margin above {SURE:g} sigma"
         share = agree / n if n else None
-        stages.append(stage("sure", "sure choices", SKIPPED if not n else RED if far else GREEN, share, 1, detail))
+        row = stage("sure", "sure choices", SKIPPED if not n else RED if far else GREEN, share, 1, detail)
+        stages.append(row | {"chance": chance})
 
     def flips(self, table):
         return [
@@ -193,7 +197,8 @@ def _ratio(table, differences, random, stats, stages, arrays):
     low, high = _interval(lambda drawn: _drawn_ratio(squares[:, drawn], count[drawn]), len(prompts), random)
     stats["R"] = {"value": ratio, "ci": [low, high]}
     amber, red = limits(differences.sizes, RATIO)
-    stages.append(stage("R", "error against rounding", graded(ratio, amber, red), ratio, amber))
+    row = stage("R", "error against rounding", graded(ratio, amber, red), ratio, amber)
+    stages.append(row | {"chance": of_one_more(differences.sizes, differences.rms(differences.engine))})
     with np.errstate(invalid="ignore", divide="ignore"):
         own = np.sqrt(squares[0] / count) / np.median(np.sqrt(squares[1:] / count), axis=0)
     arrays["R_prompt"] = own
@@ -245,34 +250,38 @@ def _divergences(table, random, stats, stages, arrays):
         "ratio": ratio,
     }  # fmt: skip
     amber, red = limits(jitters.mean(axis=-1), DIVERGENCE)
-    stages.append(stage("KL", "divergence against rounding", graded(ratio, amber, red), ratio, amber))
+    row = stage("KL", "divergence against rounding", graded(ratio, amber, red), ratio, amber)
+    stages.append(row | {"chance": of_one_more(jitters.mean(axis=-1), float(own.mean()))})
     variation, shannon, overlap = distances(table.truth, engine, full)
     for name, values in (("tv", variation), ("js", shannon), ("bc", overlap)):
         stats[name] = {"mean": float(values.mean()), "max": float(values.max()), "min": float(values.min())}
     arrays |= {"kl": own, "kl_jitter_min": jitters.min(axis=0), "kl_jitter_max": jitters.max(axis=0)}
 
 
-def _hot_spot(table, scaled, crit, stats, stages):
+def _hot_spot(table, scaled, crit, usual, stats, stages):
     size = np.where(np.isfinite(scaled), np.abs(scaled), -1)
     at = int(size.argmax())
     value = float(size[at]) if size[at] >= 0 else None
+    crit, chance = max(crit, largest(usual, CHANCE[1])), None
+    if value is not None:
+        chance = max(of_any(value, len(size), len(table.jitters) + PSEUDO), of_largest(usual, value))
     stats["zmax"] = {"value": value, "crit": crit, "prompt": int(table.prompt[at]), "pos": int(table.position[at])}
     detail = f"prompt {table.prompt[at]}, position {table.position[at]}"
-    stages.append(stage("Zmax", "largest single error", graded(value, crit, crit), value, crit, detail))
+    row = stage("Zmax", "largest single error", graded(value, crit, crit), value, crit, detail)
+    stages.append(row | {"chance": chance})
 
 
-def _largest(moved):
-    """How large the largest error of one variant more may come out, each held against the noise of all others.
-
-    Where single positions are far more sensitive in some ways of computing than in others, Student's t is too narrow.
+def _standing_out(moved):
+    """[J, N] of what variants moved, each held against the noise of all others: where single positions are far more
+    sensitive in some ways of computing than in others, Student's t is too narrow.  Zeros where there are too few.
     """
     others = len(moved) - 1
     squares = np.square(np.nan_to_num(moved))
     pooled = squares.mean()
     if others < 2 or not pooled > 0:
-        return 0.0
+        return np.zeros(moved.shape)
     rest = (squares.sum(axis=0) - squares + PSEUDO * pooled) / (others + PSEUDO)
-    return largest(np.sqrt(squares / rest), CHANCE[1])
+    return np.sqrt(squares / rest)
 
 
 def prefill_against_decode(prefill, decode):
@@ -287,4 +296,7 @@ def prefill_against_decode(prefill, decode):
     middle = np.median(sizes)
     value = float(np.sqrt(np.square(moved).sum()) / middle) if middle > 0 else float("nan")
     amber, red = limits(sizes, RATIO)
-    return value, stage("PD", "decode against prefill", graded(value, amber, red), value, amber)
+    row = stage("PD", "decode against prefill", graded(value, amber, red), value, amber)
+    row["chance"] = of_one_more(sizes, float(np.sqrt(np.square(moved).sum())))
+    held([row], OF_BOTH)
+    return value, row
