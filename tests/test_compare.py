@@ -15,6 +15,7 @@ import qwenref
 from qwenref.compare import FaultyReference, Suite, compare, pasted, suite
 from qwenref.compare.document import schema
 from qwenref.compare.errors import SeedNotComparable, TooFewPositions
+from qwenref.compare.sampling import neutral
 from qwenref.engines.reference import Reference
 from qwenref.errors import InputError
 
@@ -113,6 +114,20 @@ def test_a_fault_is_found_and_named(tiny, quick, faults, tier, causes, named):
     assert {fault for fault, name in zip(resolved, faults, strict=True) if name in named} <= set(names(report))
     assert report.decision_path and report.summary
     jsonschema.validate(report.to_dict(), schema())
+
+
+@pytest.mark.parametrize("tier", ["A", "C"])
+def test_settings_that_explain_nothing_are_not_believed(tiny, short, monkeypatch, tier):
+    words = "unlikely ids are cut away"
+    found = neutral()._replace(truncated=("top_p", 0.9), slope_se=0.01, findings=[{"code": "truncated-support",
+                               "severity": "error", "message": words, "evidence": None}])  # fmt: skip
+    monkeypatch.setattr("qwenref.compare.judge.fit", lambda *_: found)
+    fault = "conv-no-history" if tier == "A" else "gate-off"  # of decode alone where there is prefill to hold it to
+    report = compare(tiny, FaultyReference(tiny, fault, tier=tier, jitter=3), short, explain="never")
+    assert report.cause in ("state_or_cache", "kernels") and names(report) == []
+    assert any(words in step and "set aside" in step for step in report.decision_path)
+    clean = compare(tiny, FaultyReference(tiny, tier=tier, jitter=3), short, explain="never")
+    assert clean.cause == "sampling_config" and names(clean) == ["top-p-0.9"]
 
 
 def test_an_end_that_is_none_is_found(tiny, quick):

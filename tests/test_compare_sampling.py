@@ -137,6 +137,43 @@ def test_a_top_k_is_told_also_where_others_are_as_likely_as_its_last():
     assert fit(drawn.held(normal(kept)), **drawn.asked(True)).truncated == ("top_k", 20)
 
 
+def test_lists_with_room_for_all_but_a_few_positions_show_no_cut():
+    drawn = Drawn()
+    drawn.logits *= np.where(np.arange(N) < 5, 1, 10)[:, None]  # a few flat positions; elsewhere 20 ids hold all
+    engine = drawn.logits * np.where(np.arange(N) < 5, 5, 1)[:, None]  # which a fault makes steep
+    listed = np.where(np.argsort(np.argsort(-engine, axis=-1), axis=-1) < 20, normal(engine), np.nan)
+    assert fit(drawn.held(listed), **drawn.asked(True)).truncated is None
+
+
+def test_a_top_k_is_told_where_float32_has_no_probability_for_the_last_ones():
+    drawn = Drawn(noise=1e-4)
+    drawn.logits *= np.where(np.arange(N) < N // 2, 1, 40)[:, None]
+    table = drawn.table(temperature=1.0, top_k=20)
+    assert ((kept := np.isfinite(table.engine).sum(axis=-1)) == 20).sum() >= N // 2
+    table.engine[table.engine < -87] = -np.inf
+    assert (kept > np.isfinite(table.engine).sum(axis=-1)).sum() > N // 4
+    assert fit(table, **drawn.asked(True)).truncated == ("top_k", 20)
+
+
+def test_one_id_that_is_left_is_no_top_k():
+    drawn = Drawn()
+    drawn.logits[np.arange(N), drawn.random.integers(0, V, N)] += 18
+    table = drawn.table(temperature=1.0, top_p=0.95)
+    alone = np.isfinite(table.engine).sum(axis=-1) == 1
+    assert 0.9 < alone.mean() < 1 and fit(table, **drawn.asked(True)).truncated == (
+        "top_p",
+        pytest.approx(0.95, abs=0.05),
+    )
+
+
+@pytest.mark.parametrize("by", [-1.0, -60.0])
+def test_what_is_no_setting_of_any_engine_is_not_fitted(drawn, by):
+    seen = np.array([np.isin(np.arange(V), context[length:]) for context, length in
+                     zip(drawn.contexts, drawn.lengths, strict=True)])  # fmt: skip
+    found = fit(drawn.held(normal(drawn.moved() - by * seen)), **drawn.asked(True))
+    assert found.presence is found.frequency is found.repetition is None
+
+
 def test_of_two_penalties_that_fit_alike_the_better_one_is_told_where_logits_are_known():
     drawn = Drawn(level=30, noise=0.5)  # logits far above 0: dividing them is nearly taking a constant away
     drawn.logits = 30 + (drawn.logits - 30) / 3

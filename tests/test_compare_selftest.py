@@ -63,6 +63,9 @@ def test_what_is_wrong_with_a_verdict_is_said(tiny):
     assert selftest._wrong(wanted, report(names=["gate-silu"]), tiny) == ""
     assert selftest._wrong(wanted, report(names=["gate-silu/decode"]), tiny) == ""  # the fault, confined
     assert selftest._wrong(wanted, report(), tiny) == "gate-silu is not named"
+    coarse = row(38, "gate-off")  # that log-probabilities are bf16 is no hypothesis
+    assert selftest._wrong(coarse, report(names=["gate-off"]), tiny) == ""
+    assert selftest._wrong(coarse, report(), tiny) == "gate-off is not named"
     assert selftest._wrong(wanted, report(cause="weights"), tiny) == "cause weights in place of kernels"
     assert selftest._wrong(wanted, report(status="AGREE"), tiny) == "AGREE in place of DIVERGED"
     assert selftest._wrong(row(14, "bos-added"), report(cause="tokenizer", confidence="proved"), tiny) == ""

@@ -21,9 +21,9 @@ from qwenref.compare.naming import PATHS, Naming
 from qwenref.compare.numbers import Numbers
 from qwenref.compare.readback import read_back
 from qwenref.compare.replay import RESIDUAL
-from qwenref.compare.sampling import as_listed, as_reported, beside, fit, only_cut, undo
+from qwenref.compare.sampling import as_listed, as_reported, beside, fit, neutral, undo
 from qwenref.compare.stages import GREEN, RED, SKIPPED, stage
-from qwenref.compare.statistics import measure, prefill_against_decode
+from qwenref.compare.statistics import limits, measure, prefill_against_decode
 from qwenref.compare.stops import stop_findings
 from qwenref.engines.base import ALL
 from qwenref.errors import compose
@@ -159,9 +159,9 @@ class Judge:
             return
         if self.seen.gives.output_logprobs != ALL:
             found = as_listed(found, int(np.isfinite(decode.engine).sum(axis=-1).max()))
-        if table is decode and (found.scopes or found.temperature is not None) and not self._brings_back(found):
-            self.aside, found = found, only_cut(found)
-            self.path.append("step 5: a temperature or penalties leave the error outside; set aside")
+        if not found.neutral and not self._brings_back(found, table, table is not decode):
+            self.path.append(f"step 5: {_words(found)}: undone, the error is still outside; set aside")
+            self.aside, found = found, neutral()
         value = None if found.slope_se == float("inf") else found.slope
         self.stages.append(stage("S4", "sampling", GREEN if found.neutral else RED, value, "1 ± 0.02"))
         if found.neutral:
@@ -189,7 +189,7 @@ class Judge:
         self.seen.findings += found.findings
         rows = sampling_rows(found)
         self.hypotheses += rows
-        words = "; ".join(each["message"] for each in found.findings)
+        words = _words(found)
         self.reasons.append(Reason("sampling_config", "named", tuple(row["id"] for row in rows), words))
         self.path.append(f"step 5: {words}; undone")
         self.tables["D"] = self.without(found)
@@ -198,10 +198,14 @@ class Judge:
         """The Table of decode without what a SamplingFit says was done to it."""
         return undo(self.tables["D"], found, *self._before(self.tables["D"]))
 
-    def _brings_back(self, found):
-        """Whether a fit, undone, leaves an error like that of rounding: kernels at fault look like one in part."""
-        before, behind = (Differences(table).ratio() for table in (self.tables["D"], self.without(found)))
-        return behind <= max(RESIDUAL[0], before / RESIDUAL[1])
+    def _brings_back(self, found, table, paths):
+        """Whether a fit, undone, leaves an error like that of rounding: kernels at fault look like one in part.
+
+        Between the engine's own two `paths`, rounding is there twice.
+        """
+        before, behind = (Differences(each) for each in (table, undo(table, found, *self._before(table))))
+        inside = limits(behind.sizes, (RESIDUAL[0], RESIDUAL[0]))[0] * (np.sqrt(2) if paths else 1)
+        return not behind.ratio() > max(inside, before.ratio() / RESIDUAL[1])
 
     def _drawn(self, decode):
         """Tokens that were to be drawn are tested as such, and are no choices."""
@@ -330,6 +334,10 @@ class Judge:
 
     def _limit(self):
         return "cannot be seen here: " + ", ".join(self.undetectable) if self.undetectable else None
+
+
+def _words(fit):
+    return "; ".join(each["message"] for each in fit.findings)
 
 
 def _agreeing(shown, status):

@@ -9,17 +9,18 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from qwenref.compare.cuts import cut
 from qwenref.compare.differences import at_columns, centred, given, likeliest_columns, shrunk
 from qwenref.compare.table import both_paths
 from qwenref.engines import checked
 
 TOLERANCE = 0.02  # of a slope, besides two standard errors
 SIGMAS = 5.0  # of a penalty
+# Values that are a setting.  OpenAI's API, which those of engines follow, takes temperatures and additive penalties up
+# to 2; penalties that multiply stay below that; what rewards repetition, below 0 or 1, is nobody's default.
+TEMPERATURE, ADDED, MULTIPLIED = (0.05, 2.2), (0.0, 2.2), (1.0, 1.95)
 EXPLAINED = 0.1  # of the squared error, for a penalty to be one
 LINEAR = 0.5  # of the squared error, for a slope to be a temperature: faults of kernels stretch gaps too, among others
-LEEWAY = 4.0  # of the bounds of a cut, in units of what rounding does to them
-CUT = 0.9  # of the positions with something to cut away
-TAIL = 1e-3  # probability beyond a list, to see whether an engine has any there
 _NAMES = {"presence": "presence penalty", "frequency": "frequency penalty", "repetition": "repetition penalty"}
 
 
@@ -50,25 +51,24 @@ def fit(table, contexts, lengths=None, logz=None):
     logz       float64 [N], log of the sum of exp(logits) of the truth; without it logits of seen ids are taken for
                positive where a repetition penalty scales them
     """
-    truncated = _truncated(table)
+    truncated = cut(table)
     gaps = _Gaps(table, contexts, lengths, logz)
     plain = gaps.solve({})
     if plain is None:
-        return SamplingFit(1.0, float("inf"), None, truncated, None, None, None, {}, 0.0, _findings(truncated))
+        return neutral()._replace(truncated=truncated, findings=_findings(truncated))
     best, scopes = _penalties(gaps, plain)
     slope, se = best.slope, best.slope_se
     explained = 1 - best.variance / gaps.neutral if gaps.neutral > 0 else 0.0
-    off = abs(slope - 1) > TOLERANCE + 2 * se and explained >= LINEAR and slope > 0
+    off = abs(slope - 1) > TOLERANCE + 2 * se and explained >= LINEAR and slope > 0 and _is_set(TEMPERATURE, 1 / slope)
     values = {kind: best.values.get(kind) for kind in _NAMES}
     temperature = 1 / slope if off else None
     found = _findings(truncated, temperature, slope, se, values, scopes)
     return SamplingFit(slope, se, temperature, truncated, **values, scopes=scopes, explained=explained, findings=found)
 
 
-def only_cut(fit):
-    """The same without temperature and penalties, for where these are not believed."""
-    none = dict.fromkeys(("temperature", *_NAMES))
-    return fit._replace(slope=1.0, **none, scopes={}, findings=_findings(fit.truncated))
+def neutral():
+    """The SamplingFit of logits that nothing was done to, or nothing that shows."""
+    return SamplingFit(1.0, float("inf"), None, None, None, None, None, {}, 0.0, [])
 
 
 def as_listed(fit, listed):
@@ -133,8 +133,8 @@ class _Gaps:
 
     def __init__(self, table, contexts, lengths, logz):
         columns = likeliest_columns(table)
-        cut = {n: at_columns(getattr(table, n), columns) for n in ("truth", "engine", "support", "jitters")}
-        narrow = table._replace(**cut)
+        names = ("truth", "engine", "support", "jitters")
+        narrow = table._replace(**{n: at_columns(getattr(table, n), columns) for n in names})
         self.there = given(narrow) & (given(narrow).sum(axis=-1) > 2)[:, None]
         self.truth, self.engine = (np.where(self.there, values, 0) for values in (narrow.truth, narrow.engine))
         self.weights = _weights(narrow, self.there)
@@ -283,12 +283,18 @@ def _penalties(gaps, plain):
 
 
 def _are_there(found):
-    """Whether every penalty is away from none, by its own error and by a size worth telling."""
+    """Whether every penalty is a setting, and away from none by its own error and by a size worth telling."""
     for kind, value in found.values.items():
+        if not _is_set(MULTIPLIED if kind == "repetition" else ADDED, value):
+            return False
         away, least = abs(value - (kind == "repetition")), 0.005 if kind == "repetition" else TOLERANCE
         if not (away > least and away > SIGMAS * found.errors[kind]):
             return False
     return True
+
+
+def _is_set(limits, value):
+    return limits[0] < value <= limits[1]
 
 
 def _shift(kind, value, table, values, counts, logz):
@@ -322,76 +328,7 @@ def _with_mass(values, table, there):
         return np.where(there, values - top + np.log(ours) - np.log(theirs), np.nan)
 
 
-# ---- a support that is cut -----------------------------------------------------------------------------------------
-
-
-def _truncated(table):
-    """(kind, value) of the cut that all positions agree with, None where nothing is cut away."""
-    known = np.isfinite(table.truth) & ~np.isnan(table.engine)
-    kept = known & np.isfinite(table.engine)
-    mass = np.where(kept, np.exp(np.where(kept, table.engine, 0)), 0).sum(axis=-1)
-    ours = np.where(kept, np.exp(np.where(kept, table.truth, 0)), 0).sum(axis=-1)
-    whole = (known & ~kept).any(axis=-1) | ((mass > 1 - TAIL / 10) & kept.any(axis=-1))
-    telling = kept.any(axis=-1) & ((ours < 1 - TAIL) | (known & ~kept).any(axis=-1))
-    if not telling.any() or np.mean(whole[telling]) < CUT:
-        return None
-    return _solved(table, kept, telling & whole)
-
-
-def _solved(table, kept, rows):
-    """The kind of cut that positions agree on: each gives bounds of its value, as wide as rounding moves them."""
-    truth, engine, kept = table.truth[rows], table.engine[rows], kept[rows]
-    number, share = _number(engine, kept)
-    if len(kept) > 1 and share >= CUT:
-        return "top_k", number
-    slope = _slope(truth, engine, kept)
-    spans = _bounds(slope * truth, kept)
-    moved = [_bounds(slope * values[rows], kept) for values in table.jitters]
-    held = {}
-    for kind, (low, high) in spans.items():
-        apart = [other - own for each in moved for other, own in zip(each[kind], (low, high), strict=True)]
-        leeway = LEEWAY * np.sqrt(np.mean(np.square(apart), axis=0)) if apart else 0.0
-        held[kind] = _agreed(low - leeway, high + leeway)
-    kind = max(held, key=lambda kind: held[kind][1])
-    value, share = held[kind]
-    return (kind, value) if share >= CUT else ("unknown", None)
-
-
-def _number(engine, kept):
-    """(k of a top-k that leaves what is kept at most positions, the share of them): ids as likely as the last stay."""
-    least = np.where(kept, engine, np.inf).min(axis=-1, keepdims=True)
-    above, most = (kept & (engine > least)).sum(axis=-1), kept.sum(axis=-1)
-    numbers = np.unique(most)
-    shares = [np.mean((above < number) & (number <= most)) for number in numbers]
-    return int(numbers[np.argmax(shares)]), max(shares)
-
-
-def _bounds(values, kept):
-    """{kind: (low [n], high [n])}: where top-p and min-p lie if `kept` is what they leave of log-probabilities."""
-    finite = np.isfinite(values)
-    q = np.where(finite, np.exp(np.where(finite, values, 0)), 0)
-    q /= q.sum(axis=-1, keepdims=True)
-    inside, least = np.where(kept, q, 0).sum(axis=-1), np.where(kept, q, np.inf).min(axis=-1)
-    top = q.max(axis=-1)
-    return {"top_p": (inside - least, inside), "min_p": (np.where(kept, 0, q).max(axis=-1) / top, least / top)}
-
-
-def _slope(truth, engine, kept):
-    """The engine's gaps to the truth's where both are finite, over all positions."""
-    x, y = (centred(np.where(kept, values, 0), np.zeros_like(truth), kept) for values in (truth, engine))
-    size = (x * x).sum()
-    return (x * y).sum() / size if size > 0 else 1.0
-
-
-def _agreed(low, high):
-    """(the value that lies in most of the spans, in the middle of where it does; the share of them)."""
-    edges = np.unique(np.concatenate([low, high]))
-    middles = (edges[:-1] + edges[1:]) / 2
-    if not len(middles):
-        return None, 0.0
-    inside = np.searchsorted(np.sort(low), middles, "right") - np.searchsorted(np.sort(high), middles, "left")
-    at = np.flatnonzero(inside == inside.max())
-    return float((edges[at[0]] + edges[at[-1] + 1]) / 2), float(inside.max() / len(low))
+# ---- what is told ----------------------------------------------------------------------------------------------------
 
 
 def _findings(truncated, temperature=None, slope=None, se=None, penalties=None, scopes=None):

@@ -116,7 +116,7 @@ def _wrong(row, report, model):
         return f"cause {report.cause} in place of {', '.join(row.causes)}"
     if row.named and report.confidence != "proved":
         there = {_base(name) for name in _names(report)}
-        missing = [fault.name for fault in row.resolved(model) if not _kin(fault.name, there)]
+        missing = [f.name for f in row.resolved(model) if f.hypothesis and not _kin(f.name, there)]
         if missing:
             return f"{', '.join(missing)} is not named"
     return ""
