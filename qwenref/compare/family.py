@@ -1,4 +1,4 @@
-"""The gates of one run as a family: a clean engine raises any of them no more often than ALPHA.
+"""The gates of errors and choices as a family: together they are red at a clean engine at the rate ALPHA at most.
 
 Each gate has a chance, that of a clean engine to be as far out.  Holm's procedure says which of them count; a gate that
 does not is amber.  Prefill and decode are told of their own, before they are held against each other, so the rate is
