@@ -2,7 +2,7 @@
 
 Each gate has a chance, that of a clean engine to be as far out.  Holm's procedure says which of them count; a gate that
 does not is amber.  Prefill and decode are told of their own, before they are held against each other, so the rate is
-shared out among the three.
+shared out among the three.  Profiles are never red, and drawn tokens have a family of their own.
 """
 
 import numpy as np
