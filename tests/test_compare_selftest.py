@@ -105,3 +105,9 @@ def test_jobs_are_every_row_that_fits_by_seed_and_tier():
     assert ("17 regex-gpt2", "A") in tiers and ("17 regex-gpt2", "C") not in tiers  # nothing of it reaches texts
     assert ("14 bos-added tier D", "D") in tiers and ("07 gate-off", "C") in tiers
     assert not any(planted.ROWS[job.row].suite == "deep" for job in found if job.row is not None)
+
+
+def test_a_text_ends_where_all_variants_come_to():
+    first = [[5, 1, 2, 3, 4, 8], [5, 1, 3, 2, 9, 8]]  # 4 is one variant's alone, 8 the end anyway
+    assert selftest._common([first, [[2, 6, 0], [2, 7, 0]]]) == 3
+    assert selftest._common([first, [[2, 3, 0], [2, 3, 0]]]) == 1

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_VARIANTS = 6  # that all have to come to the id a text ends at, so that an engine does
 
 
 class Job(NamedTuple):
@@ -69,7 +70,37 @@ def folder(seed, root):
     qwenref.from_config(config, seed=seed).save_pretrained(made)
     for name in _FILES:
         made.joinpath(name).write_bytes(tiny.joinpath(name).read_bytes())
+    _give_an_end(made)
     return str(made)
+
+
+def _give_an_end(made):
+    """Have the checkpoint end a text at an id that it comes to: what random weights write ends by no other."""
+    from qwenref.compare.faulty import FaultyReference
+    from qwenref.compare.suites import suite
+
+    model = _model(str(made))
+    engines = [FaultyReference(model, jitter=seed) for seed in range(_VARIANTS)]
+    answers = [
+        [engine.generate(list(item.ids), item.new, 1).output_ids for engine in engines]
+        for item in suite("quick", model).prompts
+    ]
+    at = made / "generation_config.json"
+    said = json.loads(at.read_text(encoding="utf-8"))
+    said["eos_token_id"][0] = _common(answers)
+    at.write_text(json.dumps(said), encoding="utf-8")
+    del _OPEN[str(made)]
+
+
+def _common(answers):
+    """The id that variants come to latest in one of the answers [[variants'] of prompts], and in no other answer."""
+    found = []
+    for variants in answers:
+        others = {id for other in answers if other is not variants for answer in other for id in answer}
+        shared = set.intersection(*map(set, variants)) - others
+        at = {id: [answer.index(id) for answer in variants] for id in shared}
+        found += [(min(places), id) for id, places in at.items() if max(places) < min(map(len, variants)) - 1]
+    return max(found)[1]
 
 
 # ---- one comparison ------------------------------------------------------------------------------------------------
