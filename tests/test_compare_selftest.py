@@ -44,8 +44,9 @@ def test_a_row_its_fault_left_out_and_clean_engines_are_counted_and_written(tmp_
     assert {each["status"] for each in clean} == {"AGREE_WITHIN_NOISE"}
 
 
-def report(status="DIVERGED", cause="kernels", names=(), confidence="named"):
-    hypotheses = [{"id": name, "accepted": True} for name in names] + [{"id": "gate-off", "accepted": False}]
+def report(status="DIVERGED", cause="kernels", names=(), confidence="named", kind="kernels"):
+    hypotheses = [{"id": name, "class": kind, "accepted": True} for name in names]
+    hypotheses.append({"id": "gate-off", "class": "kernels", "accepted": False})
     return Report({"status": status, "cause": cause, "confidence": confidence, "hypotheses": hypotheses}, {})
 
 
@@ -74,7 +75,9 @@ def test_what_is_wrong_with_a_verdict_is_said(tiny):
 def test_a_wrong_name_is_one_of_another_family():
     wanted = row(7, "gate-silu")
     assert selftest._named_wrongly(wanted, report(names=["norm-w"])) == "named norm-w"
-    assert selftest._named_wrongly(wanted, report(names=["temperature-0.8"])) == ""
+    fitted = report(names=["top-p-0.973"], kind="sampling")  # a value that is no name of the library
+    assert selftest._named_wrongly(wanted, fitted) == "named top-p-0.973"
+    assert selftest._named_wrongly(row(13, "top-p-0.95"), fitted) == ""
     assert selftest._named_wrongly(row(1, "rope-q+1"), report(names=["rope-q+1/decode"])) == ""
 
 

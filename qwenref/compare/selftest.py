@@ -158,8 +158,13 @@ def _named_wrongly(row, report):
     from qwenref.compare.faults import find
 
     families = {find(name).family for name in row.faults} - {None}
-    for name in _names(report):
-        if find(name).kind in ("prompt", "sampling") or find(name).family in families or _kin(name, row.faults):
+    kinds = {find(name).kind for name in row.faults}
+    for each in report.hypotheses:
+        if not each["accepted"]:
+            continue
+        name, kind = each["id"], each["class"]
+        fitted = kind in ("prompt", "sampling")  # values come from the engine, not from the library
+        if (kind in kinds) if fitted else (find(name).family in families or _kin(name, row.faults)):
             continue
         return f"named {name}"
     return ""
