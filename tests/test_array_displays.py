@@ -19,11 +19,6 @@ IDS = [1, 17, 400, 5, 9, 33, 8]
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
 def captured(tiny):
     with qwenref.capture(tiny, "**") as c:
         cache = qwenref.Cache(tiny)

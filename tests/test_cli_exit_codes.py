@@ -25,11 +25,6 @@ REFERENCE = "reference:tiny?numerics=hf"
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny):
     """A folder with a suite of one prompt, a shorter one, and runs of engines that were asked it."""
     folder = tmp_path_factory.mktemp("files")

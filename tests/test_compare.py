@@ -32,11 +32,6 @@ def scores(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
 def quick(tiny):
     """The suite, with fewer strings."""
     whole = suite("quick", tiny)

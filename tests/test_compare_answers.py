@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import qwenref
 from qwenref.compare import FaultyReference, Suite, compare, suite
 from qwenref.compare.asking import Asked
 from qwenref.compare.errors import BadLogprobs, BadTokenIds, VocabMismatch
@@ -17,11 +16,6 @@ from qwenref.compare.running import Comparison
 from qwenref.engines import Completion, Prompt, Row
 
 FAST = {"explain": "never", "jitter": 4}
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from standins.engine import Probabilities
 from standins.opening import STANDIN, answering, behind
 from standins.serving import send, serving
 
-import qwenref
 from qwenref.compare import FaultyReference, Suite, compare, suite
 from qwenref.compare.errors import EngineRejected, EngineUnreachable
 from qwenref.engines import adapter
@@ -16,11 +15,6 @@ from qwenref.engines import adapter
 FAST = {"explain": "never", "jitter": 4}
 HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n"
 DEADLINE = 4.0  # seconds of a request
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,11 @@ import pytest
 
 import qwenref
 from qwenref import cli
-from qwenref.compare import FaultyReference, Suite, compare, pasted, suite
+from qwenref.compare import FaultyReference, compare, pasted
 from qwenref.compare.errors import MemoryBudget
 from qwenref.compare.memory import check_memory, needed
 
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
-def one(tiny):
-    item = next(item for item in suite("quick", tiny).prompts if item.kind == "cjk")
-    return Suite("quick", (item._replace(new=40),))
 
 
 MEASURED = r"""

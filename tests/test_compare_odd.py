@@ -5,24 +5,12 @@ One prompt each, and no known faults are tried: what is looked at is how a compa
 
 import pytest
 
-import qwenref
 from qwenref.compare import FaultyReference, Suite, compare, pasted, suite
 from qwenref.compare.errors import EngineFailed, EngineRejected, EngineUnreachable
 from qwenref.engines import Capabilities
 from qwenref.errors import InputError
 
 FAST = {"explain": "never", "jitter": 4}
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
-def one(tiny):
-    item = next(item for item in suite("quick", tiny).prompts if item.kind == "cjk")
-    return Suite("quick", (item._replace(new=40),))
 
 
 def codes(report):

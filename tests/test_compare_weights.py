@@ -4,25 +4,13 @@ One prompt each, and few known faults are tried: what is looked at is the cause 
 """
 
 import numpy as np
-import pytest
 
 import qwenref
-from qwenref.compare import FaultyReference, Suite, compare, suite
+from qwenref.compare import FaultyReference, compare
 from qwenref.compare.faults import LIBRARY
 from qwenref.compare.faults_weights import PROJECTIONS, q8_0
 
 FEW = tuple(name for name in LIBRARY if name not in ("q8_0", "int4-g32", "rope-q+1"))  # all but these are not tried
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
-def one(tiny):
-    item = next(item for item in suite("quick", tiny).prompts if item.kind == "cjk")
-    return Suite("quick", (item._replace(new=40),))
 
 
 class Quantised(FaultyReference):

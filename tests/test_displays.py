@@ -19,11 +19,6 @@ WIDTHS = (60, 100, 200)
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
 def large():
     return qwenref.from_config(ROOT_27B, device="meta")
 

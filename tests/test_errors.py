@@ -11,11 +11,6 @@ import qwenref
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
 def large():
     """A model whose numbers are never looked at, for messages that come before any."""
     return qwenref.from_config(ROOT_27B, device="meta")

@@ -17,11 +17,6 @@ QUESTION = [{"role": "user", "content": " How much is 31 plus 23? "}]
 HISTORY = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *QUESTION]
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
 def rendered(model, messages=QUESTION, **options):
     return list(qwenref.render(model, messages, **options).ids)
 

@@ -17,11 +17,6 @@ QUESTION = [{"role": "user", "content": "How much is 31 plus 23?"}]
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
 def ids(tiny):
     return list(qwenref.render(tiny, QUESTION).ids)
 

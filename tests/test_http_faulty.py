@@ -5,7 +5,6 @@ from standins.engine import Probabilities
 from standins.opening import IDS_IN, behind
 from standins.rows import same_rows
 
-import qwenref
 from qwenref.compare.errors import BadLogprobs, EngineContractViolation
 from qwenref.compare.faulty import FaultyReference
 from qwenref.compare.gather import gather
@@ -42,11 +41,6 @@ CONVERSATIONS = (Conversation("greeting", [{"role": "user", "content": "Hi"}], {
 
 def values(done):
     return [(row.chosen, row.chosen_logprob) for row in done.rows]
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
 
 
 @pytest.mark.parametrize("kind", IDS_IN)

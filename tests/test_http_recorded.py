@@ -13,11 +13,6 @@ from qwenref.logprobs import log_softmax
 DATA = Path(__file__).parent / "data" / "http"
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
 def said(kind, name, **options):
     with replaying(DATA / name) as (url, _), adapter(kind).open(url, **options) as engine:
         return talk(engine)

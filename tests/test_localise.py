@@ -19,11 +19,6 @@ INSIDE = ("layers.*.resid_post", "layers.*.resid_mid", "layers.*.linear_attn.*",
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
 def ids(tiny):
     return np.array(tiny.tokenizer.encode("Once upon a time there was a fox who could count")[:T])
 

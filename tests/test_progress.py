@@ -15,11 +15,6 @@ from qwenref.errors import InputError
 PROMPT = np.arange(3, 3 + 70) % 1200
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")

@@ -15,11 +15,6 @@ from qwenref.errors import UnknownName
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return qwenref.from_pretrained("tiny")
-
-
-@pytest.fixture(scope="module")
 def quick(tiny):
     return suite("quick", tiny)
 
