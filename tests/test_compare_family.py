@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from qwenref.compare.distributions import largest, one_more, student_quantile
-from qwenref.compare.family import ALPHA, OF_A_PATH, OF_BOTH, held, of_any, of_largest, of_one_more
+from qwenref.compare.distributions import chance_of_one_more, largest, one_more, student_quantile
+from qwenref.compare.family import ALPHA, OF_A_PATH, OF_BOTH, held, of_any, of_largest
 from qwenref.compare.stages import stage
 
 
@@ -51,12 +51,14 @@ def test_the_chance_of_one_size_more_is_that_of_the_logarithms():
     sizes = [math.exp(-1), math.exp(0), math.exp(1)]  # mean 0, spread 1: t is log(value) / sqrt(4 / 3)
     t = math.sqrt(3 / 4)
     tail = 0.5 - t / (2 * math.sqrt(2 + t * t))  # of Student's t with two degrees of freedom
-    assert of_one_more(sizes, math.e) == pytest.approx(tail, rel=1e-12)
-    assert of_one_more(sizes, 1 / math.e) == pytest.approx(1 - tail, rel=1e-12)
+    assert chance_of_one_more(sizes, math.e) == pytest.approx(tail, rel=1e-12)
+    assert chance_of_one_more(sizes, 1 / math.e) == pytest.approx(1 - tail, rel=1e-12)
     for chance in (0.01, 0.002):  # as the limits have it
-        assert of_one_more(sizes, one_more(sizes, chance)[1]) == pytest.approx(chance, rel=1e-9)
-    assert of_one_more([2.0, 2.0], 2.1) == 0 and of_one_more([2.0, 2.0], 2.0) == 1
-    assert of_one_more([], 3.0) == 0 and of_one_more(sizes, 0.0) == 1 == of_one_more(sizes, float("nan"))
+        assert chance_of_one_more(sizes, one_more(sizes, chance)[1]) == pytest.approx(chance, rel=1e-9)
+    assert chance_of_one_more([2.0, 2.0], 2.1) == 0 and chance_of_one_more([2.0, 2.0], 2.0) == 1
+    assert chance_of_one_more([], 3.0) == 0 and chance_of_one_more(sizes, 0.0) == 1 == chance_of_one_more(
+        sizes, float("nan")
+    )
 
 
 def test_the_chance_of_any_position_is_the_bound_of_the_critical_value():

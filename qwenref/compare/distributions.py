@@ -17,13 +17,35 @@ def one_more(sizes, chance):
 
     All are taken as draws of one log-normal distribution, of which only `sizes` [J] are known.
     """
-    sizes = np.asarray(sizes, np.float64)
-    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-    if len(sizes) < 2:
+    middle, spread, freedom = _one_more(sizes)
+    if freedom < 1:
         return float("inf"), 0.0
-    logs = np.log(sizes)
-    reach = student_quantile(1 - chance, len(sizes) - 1) * logs.std(ddof=1) * np.sqrt(1 + 1 / len(sizes))
-    return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
+    reach = student_quantile(1 - chance, freedom) * spread
+    return float(np.exp(middle - reach)), float(np.exp(middle + reach))
+
+
+def chance_of_one_more(sizes, value):
+    """The chance that one size more is `value` or larger, by the same distribution.
+
+    0 where fewer than two are known: there a gate alone decides.
+    """
+    middle, spread, freedom = _one_more(sizes)
+    if freedom < 1 or not value > 0:
+        return 0.0 if value > 0 else 1.0
+    away = np.log(value) - middle
+    if not spread > 0:
+        return 0.0 if away > 0 else 1.0
+    tail = student_tail(abs(away) / spread, freedom)
+    return tail if away > 0 else 1 - tail
+
+
+def _one_more(sizes):
+    """(middle, spread, degrees of freedom) of Student's t of the logarithm of one size more; 0 of fewer than two."""
+    sizes = np.asarray(sizes, np.float64)
+    logs = np.log(sizes[np.isfinite(sizes) & (sizes > 0)])
+    if len(logs) < 2:
+        return 0.0, 0.0, 0
+    return logs.mean(), logs.std(ddof=1) * np.sqrt(1 + 1 / len(logs)), len(logs) - 1
 
 
 def largest(sizes, chance):

@@ -26,23 +26,6 @@ def held(stages, alpha=OF_A_PATH):
         row.pop("chance", None)
 
 
-def of_one_more(sizes, value):
-    """The chance that one size more is `value` or larger; all are draws of one log-normal distribution.
-
-    0 where fewer than two are known: there the gate alone decides.
-    """
-    sizes = np.asarray(sizes, np.float64)
-    logs = np.log(sizes[np.isfinite(sizes) & (sizes > 0)])
-    if len(logs) < 2 or not value > 0:
-        return 0.0 if value > 0 else 1.0
-    spread = logs.std(ddof=1) * np.sqrt(1 + 1 / len(logs))
-    away = np.log(value) - logs.mean()
-    if not spread > 0:
-        return 0.0 if away > 0 else 1.0
-    tail = student_tail(abs(away) / spread, len(logs) - 1)
-    return tail if away > 0 else 1 - tail
-
-
 def of_any(sigmas, positions, freedom):
     """The chance that any of so many positions is so many sigmas out, by Student's t: Bonferroni's bound."""
     return min(1.0, 2 * max(1, positions) * student_tail(sigmas, freedom))

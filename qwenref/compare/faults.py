@@ -26,6 +26,11 @@ from qwenref.errors import UnknownName, compose
 _SIDES = ("prefill", "decode")
 
 
+def unconfined(name):
+    """A fault's name without the path it is confined to."""
+    return name.partition("/")[0]
+
+
 def find(name):
     """The Fault of a name, with `@layers` and `/prefill` or `/decode` behind it; UnknownName lists the names."""
     if name in LIBRARY:

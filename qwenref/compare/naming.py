@@ -4,7 +4,7 @@ import numpy as np
 
 from qwenref.compare import explaining
 from qwenref.compare.causes import Reason, kind_of
-from qwenref.compare.faults import find
+from qwenref.compare.faults import find, unconfined
 from qwenref.compare.faults_weights import GGUF
 from qwenref.compare.numbers import Numbers
 from qwenref.compare.readback import quantised
@@ -111,10 +111,10 @@ class Naming:
             return
         names = found.accepted
         if confined is not None and self._everywhere(first, confined):
-            names, confined = tuple(_unconfined(each) for each in names), None
+            names, confined = tuple(unconfined(each) for each in names), None
             self._judge.path.append("step 10: in the other path as well, where rounding hides it from the gates")
             first = find(names[0])
-            self._judge.hypotheses = [{**row, "id": _unconfined(row["id"])} if row["accepted"] else row
+            self._judge.hypotheses = [{**row, "id": unconfined(row["id"])} if row["accepted"] else row
                                       for row in self._judge.hypotheses]  # fmt: skip
         cause = kind_of(first, confined)
         if cause == "quantization" and self._judge.own_weights:
@@ -126,7 +126,7 @@ class Naming:
 
     def _everywhere(self, fault, confined):
         """Whether a fault confined to a path is as likely in the other, which is inside: seen there, or too small."""
-        name, whole = "D" if confined == "prefill" else "P", _unconfined(fault.name)
+        name, whole = "D" if confined == "prefill" else "P", unconfined(fault.name)
         table = self._judge.tables[name]
         if whole == fault.name or self._judge.bad(name) or not np.isfinite(table.engine).any():
             return False
@@ -183,8 +183,3 @@ class Naming:
         else:
             self._judge.seen.find("prefix-cache", "error", "decode is inside when no cache of prompts is used")
             self._judge.path.append("step 8: repaired with the cache of prompts off")
-
-
-def _unconfined(name):
-    """A fault's name without the path it is confined to."""
-    return name.removesuffix("/prefill").removesuffix("/decode")

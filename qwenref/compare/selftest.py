@@ -172,7 +172,9 @@ def _named_wrongly(row, report):
 
 def _base(name):
     """A fault's name without its layers and its path."""
-    return name.partition("@")[0].partition("/")[0]
+    from qwenref.compare.faults import unconfined
+
+    return unconfined(name).partition("@")[0]
 
 
 def _kin(name, others):

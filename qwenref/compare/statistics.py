@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from qwenref.compare.differences import PSEUDO, Differences, centred, gap, given, likeliest, noise
-from qwenref.compare.distributions import largest, one_more, student_quantile
-from qwenref.compare.family import ALPHA, OF_BOTH, held, of_any, of_largest, of_one_more
+from qwenref.compare.distributions import chance_of_one_more, largest, one_more, student_quantile
+from qwenref.compare.family import ALPHA, OF_BOTH, held, of_any, of_largest
 from qwenref.compare.likelihoods import likelihoods, ranks
 from qwenref.compare.profiles import profiles
 from qwenref.compare.stages import AMBER, GREEN, RED, SKIPPED, graded, stage
@@ -198,7 +198,7 @@ def _ratio(table, differences, random, stats, stages, arrays):
     stats["R"] = {"value": ratio, "ci": [low, high]}
     amber, red = limits(differences.sizes, RATIO)
     row = stage("R", "error against rounding", graded(ratio, amber, red), ratio, amber)
-    stages.append(row | {"chance": of_one_more(differences.sizes, differences.rms(differences.engine))})
+    stages.append(row | {"chance": chance_of_one_more(differences.sizes, differences.rms(differences.engine))})
     with np.errstate(invalid="ignore", divide="ignore"):
         own = np.sqrt(squares[0] / count) / np.median(np.sqrt(squares[1:] / count), axis=0)
     arrays["R_prompt"] = own
@@ -251,7 +251,7 @@ def _divergences(table, random, stats, stages, arrays):
     }  # fmt: skip
     amber, red = limits(jitters.mean(axis=-1), DIVERGENCE)
     row = stage("KL", "divergence against rounding", graded(ratio, amber, red), ratio, amber)
-    stages.append(row | {"chance": of_one_more(jitters.mean(axis=-1), float(own.mean()))})
+    stages.append(row | {"chance": chance_of_one_more(jitters.mean(axis=-1), float(own.mean()))})
     variation, shannon, overlap = distances(table.truth, engine, full)
     for name, values in (("tv", variation), ("js", shannon), ("bc", overlap)):
         stats[name] = {"mean": float(values.mean()), "max": float(values.max()), "min": float(values.min())}
@@ -297,6 +297,6 @@ def prefill_against_decode(prefill, decode):
     value = float(np.sqrt(np.square(moved).sum()) / middle) if middle > 0 else float("nan")
     amber, red = limits(sizes, RATIO)
     row = stage("PD", "decode against prefill", graded(value, amber, red), value, amber)
-    row["chance"] = of_one_more(sizes, float(np.sqrt(np.square(moved).sum())))
+    row["chance"] = chance_of_one_more(sizes, float(np.sqrt(np.square(moved).sum())))
     held([row], OF_BOTH)
     return value, row
